@@ -1,0 +1,183 @@
+"""``python -m pyg_ioaware demo``: trains the same models stock and fused, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import IO, TYPE_CHECKING
+
+from pyg_ioaware.cli.errors import CommandError, require
+
+if TYPE_CHECKING:
+    from pyg_ioaware.demo.data import Graph
+    from pyg_ioaware.demo.worker import Config, Result
+
+MODELS = {"gcn": "GCN", "sage": "SAGE-max"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the command."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--dataset", metavar="NAME", help="a PyG data set, downloaded if needed")
+    source.add_argument("--graph", metavar="FILE.npz", help="row, col, num_nodes; optional x, y")
+    parser.add_argument("--root", metavar="FOLDER", help="where --dataset keeps its files")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    for name, default in (("epochs", 100), ("hidden", 64), ("layers", 2)):
+        parser.add_argument(
+            f"--{name}", type=positive, default=default, help=f"default: {default}"
+        )
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--threads", type=positive, help="default: torch's choice")
+    parser.add_argument("--device", choices=["cpu"], default="cpu")
+    parser.add_argument("--out", metavar="FILE.png", default="pyg_ioaware_demo.png")
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1, for argparse."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1 (got {number})")
+    return number
+
+
+def main(args: argparse.Namespace) -> int:
+    """Runs the command; the exit status is 1 if stock and fused losses part."""
+    require(["rich", "matplotlib"], "demo")
+    folder = os.path.dirname(os.path.abspath(args.out))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise CommandError(f"--out {args.out}: cannot write into {folder}")
+    if args.graph is not None and not os.path.isfile(args.graph):
+        raise CommandError(f"{args.graph}: no such file")
+
+    from rich.console import Console
+
+    from pyg_ioaware.demo import report
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    graph = _graph(args)
+    nodes, features = graph.x.shape
+    console.print(
+        f"{graph.name}: {nodes:,} nodes, {graph.edge_index.size(1):,} edges, "
+        f"{features} features, {graph.outputs} classes",
+        highlight=False,
+    )
+    for note in graph.notes:
+        console.print(f"  {note}", highlight=False)
+    pairs = _train_all(graph, args)
+    score = "test micro-F1" if graph.y.dim() == 2 else "test accuracy"
+    console.print(report.table(pairs, score))
+    console.print(
+        "step memory: peak of one training step, structure rebuilt, beyond the idle process",
+        highlight=False,
+    )
+    failures = []
+    for model, (stock, fused) in pairs.items():
+        gap = report.difference(stock, fused)
+        console.print(f"{model}: losses differ by at most {gap:.2g}", highlight=False)
+        where = report.disagreement(stock, fused)
+        if where is not None:
+            failures.append(f"{model} does not agree with stock at {where}")
+        if not fused.fused_calls:
+            failures.append(f"{model} ran no fused call: see `python -m pyg_ioaware doctor`")
+    report.picture(pairs, graph.name, args.out)
+    console.print(f"picture: {args.out}", highlight=False)
+    if failures:
+        raise CommandError("; ".join(failures), code=1)
+    return 0
+
+
+def _graph(args: argparse.Namespace) -> Graph:
+    from pyg_ioaware.demo import data
+
+    if args.graph is not None:
+        return data.from_file(args.graph, args.seed)
+    if args.dataset is not None:
+        return data.from_pyg(args.dataset, args.seed, args.root)
+    return data.digits(args.seed)
+
+
+def _train_all(graph: Graph, args: argparse.Namespace) -> dict[str, tuple[Result, Result]]:
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from pyg_ioaware.demo import data
+    from pyg_ioaware.demo.worker import Config
+
+    columns = (
+        TextColumn("{task.description:<15}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+    ):
+        path = os.path.join(folder, "graph.pt")
+        data.save(graph, path)
+
+        def train(model: str, fused: bool) -> Result:
+            title = f"{MODELS[model]} {'fused' if fused else 'stock'}"
+            task = progress.add_task(title, total=args.epochs, loss="")
+            config = Config(
+                graph=path,
+                model=model,
+                fused=fused,
+                epochs=args.epochs,
+                hidden=args.hidden,
+                layers=args.layers,
+                seed=args.seed,
+                threads=args.threads or torch.get_num_threads(),
+            )
+            return _work(
+                config,
+                title,
+                lambda loss: progress.update(task, advance=1, loss=f"loss {loss:.4f}"),
+            )
+
+        return {MODELS[m]: (train(m, False), train(m, True)) for m in dict.fromkeys(args.models)}
+
+
+def _work(config: Config, title: str, each_epoch: Callable[[float], None]) -> Result:
+    """Runs one worker to its end."""
+    from pyg_ioaware.demo.worker import Result
+
+    command = [sys.executable, "-m", "pyg_ioaware.demo.worker", json.dumps(asdict(config))]
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryFile("w+") as errors:
+        result = None
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith('{"loss"'):
+                    each_epoch(json.loads(line)["loss"])
+                elif line.startswith('{"result"'):
+                    result = Result(**json.loads(line)["result"])
+        if process.returncode or result is None:
+            raise CommandError(f"{title}: {_last_words(errors, process.returncode)}", code=1)
+    return result
+
+
+def _last_words(errors: IO[str], code: int) -> str:
+    """Shows all that a failed worker wrote, and returns its last line."""
+    errors.seek(0)
+    text = errors.read().strip()
+    if text:
+        print(text, file=sys.stderr)
+    return text.splitlines()[-1] if text else f"the training process ended with status {code}"

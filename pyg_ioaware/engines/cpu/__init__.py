@@ -1,0 +1,42 @@
+"""CPU engine: Numba kernels on torch's own threads. Numba is imported at the first call."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_FILES = {
+    "spmm": "spmm",
+    "sddmm": "sddmm",
+    "reduce": "reduce",
+    "reduce_backward": "reduce_backward",
+    "reduce_backward_weight": "reduce_backward",
+}
+
+
+class CPUEngine:
+    """See ``engines.Engine``."""
+
+    native_dtypes = frozenset({torch.float32, torch.float64})
+    split = 512  # edges beyond which a row is split into tiles
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, Callable[..., None]] = {}
+
+    def run(self, kernel: str, csr: Any, *args: Any) -> None:
+        """Run ``kernel`` on ``csr``; the signatures are in the file of each kernel."""
+        found = self._kernels.get(kernel)
+        if found is None:
+            module = importlib.import_module(f"{__name__}.{_FILES[kernel]}")
+            found = self._kernels[kernel] = getattr(module, kernel)
+        found(csr, *args)
+
+    def sort_by_key(self, key: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""
+        from . import sort
+
+        return sort.sort_by_key(key, n)
+
+
+engine = CPUEngine()

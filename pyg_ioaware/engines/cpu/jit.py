@@ -1,0 +1,204 @@
+"""Compilation of kernel entries, and their disk cache.
+
+An entry is a C function ``void entry(int64_t *block)`` that takes work items from a shared counter until none
+is left, so it can be run by any number of threads at once:
+
+    block[0]   next item (atomic)       block[1]   number of items       block[2]   phase
+    block[8:]  the arguments: addresses of arrays, or integers
+
+``Args`` carries the types of the arguments, so one Python function serves every combination of dtypes and of
+arrays that are None; each combination is compiled on first use and kept on disk.
+"""
+
+# mypy: ignore-errors
+import ctypes
+import hashlib
+import logging
+import pathlib
+import threading
+
+import torch
+from llvmlite import ir
+from numba import njit
+from numba.core import types
+from numba.core.caching import (
+    CompileResultCacheImpl,
+    FunctionCache,
+    UserProvidedCacheLocator,
+    UserWideCacheLocator,
+)
+from numba.core.ccallback import CFunc
+from numba.core.extending import intrinsic, models, register_model
+
+HEAD = 8
+OPTIONS = {"error_model": "numpy", "boundscheck": False, "nogil": True}
+NUMBA = {
+    torch.float32: types.float32,
+    torch.float64: types.float64,
+    torch.int32: types.int32,
+    torch.int64: types.int64,
+    torch.uint8: types.uint8,
+}
+device = njit(**OPTIONS)  # a function called by entries; compiled and cached as part of them
+
+
+class Args(types.Type):
+    """The block, and the type of each argument: a dtype (array of it), none, or intp (an integer)."""
+
+    def __init__(self, fields):
+        self.fields = fields
+        super().__init__(name=f"Args({', '.join(map(str, fields))})")
+
+
+@register_model(Args)
+class _ArgsModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, ir.PointerType(ir.IntType(64)))
+
+
+class Integer(types.Type):
+    """Marks an integer among the fields of ``Args``."""
+
+
+INTEGER = Integer(name="Integer")
+
+
+def _field(field):
+    if field == INTEGER:
+        return types.intp
+    return field if isinstance(field, types.NoneType) else types.CPointer(field)
+
+
+def _word(builder, block, position):
+    return builder.load(builder.gep(block, [ir.Constant(ir.IntType(64), position)]))
+
+
+@intrinsic
+def unpack(typingctx, args):
+    """The arguments as a tuple of pointers, integers and None."""
+    result = types.Tuple([_field(f) for f in args.fields])
+
+    def codegen(context, builder, sig, values):
+        items = []
+        for position, kind in enumerate(result.types):
+            if isinstance(kind, types.NoneType):
+                items.append(context.get_dummy_value())
+                continue
+            word = _word(builder, values[0], HEAD + position)
+            if isinstance(kind, types.CPointer):
+                word = builder.inttoptr(word, context.get_value_type(kind))
+            items.append(word)
+        return context.make_tuple(builder, result, items)
+
+    return result(args), codegen
+
+
+@intrinsic
+def take(typingctx, args):
+    """The next work item, or -1 when there is none left."""
+
+    def codegen(context, builder, sig, values):
+        one, none = ir.Constant(ir.IntType(64), 1), ir.Constant(ir.IntType(64), -1)
+        item = builder.atomic_rmw("add", values[0], one, "monotonic")
+        left = builder.icmp_signed("<", item, _word(builder, values[0], 1))
+        return builder.select(left, item, none)
+
+    return types.intp(args), codegen
+
+
+def _head(position):
+    @intrinsic
+    def read(typingctx, args):
+        def codegen(context, builder, sig, values):
+            return _word(builder, values[0], position)
+
+        return types.intp(args), codegen
+
+    return read
+
+
+items_of, phase_of = _head(1), _head(2)
+
+
+def _stamp():
+    digest = hashlib.sha256()
+    for path in sorted(pathlib.Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+class _Stamped:
+    """Valid while no file of the engine has changed: entries inline helpers of other files."""
+
+    def get_source_stamp(self):
+        return _stamp()
+
+
+class _UserProvided(_Stamped, UserProvidedCacheLocator):
+    pass
+
+
+class _UserWide(_Stamped, UserWideCacheLocator):
+    pass
+
+
+class _CacheImpl(CompileResultCacheImpl):
+    _locator_classes = [_UserProvided, _UserWide]
+
+
+class _Cache(FunctionCache):
+    _impl_class = _CacheImpl
+
+
+_Function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_lock = threading.Lock()
+_announced = False
+
+
+def _announce():
+    global _announced
+    if not _announced:
+        _announced = True
+        logging.getLogger("pyg_ioaware").warning(
+            "compiling CPU kernels on their first use; later processes load them from a cache"
+        )
+
+
+class Entry:
+    """One kernel: ``entry(fields)`` is the C function for these argument types."""
+
+    def __init__(self, function):
+        self._function = function
+        self._compiled = {}
+
+    def __call__(self, fields):
+        found = self._compiled.get(fields)
+        return found if found is not None else self._compile(fields)
+
+    def _compile(self, fields):
+        with _lock:
+            if fields in self._compiled:
+                return self._compiled[fields]
+            args = Args(tuple(types.none if f is None else NUMBA.get(f, INTEGER) for f in fields))
+            signature = types.void(args)
+            callback = CFunc(
+                self._function, (signature.args, signature.return_type), {}, dict(OPTIONS)
+            )
+            try:
+                callback._cache = _Cache(self._function)
+            except (RuntimeError, OSError):  # no folder to write to: compile in every process
+                pass
+            timer = threading.Timer(1.0, _announce)
+            timer.daemon = True
+            timer.start()
+            try:
+                callback.compile()
+            finally:
+                timer.cancel()
+            found = _Function(callback.address)
+            found.keep = callback
+            found.cached = callback.cache_hits > 0
+            self._compiled[fields] = found
+            return found
+
+

@@ -1,0 +1,274 @@
+"""SIMD values for the kernels: a fixed number of lanes held in registers, as Numba intrinsics.
+
+Numba's own loops leave it to LLVM whether a row's accumulators stay in registers; these never leave them.
+A ``Vec`` of more lanes than the machine's registers have is split by LLVM into several registers, so the
+same kernel serves SSE, AVX2, AVX-512 and NEON. ``mask`` is None (all lanes) or a mask made by ``tail``.
+"""
+
+# mypy: ignore-errors
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.extending import intrinsic, models, register_model
+
+
+class Vec(types.Type):
+    """``lanes`` numbers of ``dtype`` (a mask when ``dtype`` is boolean)."""
+
+    def __init__(self, dtype, lanes):
+        self.dtype, self.lanes = dtype, lanes
+        super().__init__(name=f"Vec({dtype}, {lanes})")
+
+
+@register_model(Vec)
+class _VecModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        dtype = fe_type.dtype
+        item = ir.IntType(1) if dtype == types.boolean else dmm.lookup(dtype).get_data_type()
+        super().__init__(dmm, fe_type, ir.VectorType(item, fe_type.lanes))
+
+
+def _vector(context, vec):
+    return context.get_value_type(vec)
+
+
+def _size(dtype):
+    return dtype.bitwidth // 8
+
+
+def _address(builder, pointer, index, to=None):
+    at = builder.gep(pointer, [index])
+    return at if to is None else builder.bitcast(at, ir.PointerType(to))
+
+
+def _splat(builder, value, vector):
+    first = ir.Constant(ir.IntType(32), 0)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, first)
+    order = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), order)
+
+
+def _suffix(vector):
+    item = vector.element
+    kind = {ir.FloatType: "f32", ir.DoubleType: "f64"}.get(type(item)) or f"i{item.width}"
+    return f"v{vector.count}{kind}"
+
+
+def _call(builder, name, result, args):
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+@intrinsic(prefer_literal=True)
+def zeros(typingctx, pointer, nbytes):
+    """A zero Vec of the pointer's dtype, ``nbytes`` (a constant) wide."""
+    vec = Vec(pointer.dtype, nbytes.literal_value // _size(pointer.dtype))
+
+    def codegen(context, builder, sig, args):
+        return ir.Constant(_vector(context, vec), None)
+
+    return vec(pointer, nbytes), codegen
+
+
+def _constant(of):
+    @intrinsic
+    def value(typingctx, vec):
+        def codegen(context, builder, sig, args):
+            return context.get_constant(types.intp, of(vec))
+
+        return types.intp(vec), codegen
+
+    return value
+
+
+lanes = _constant(lambda vec: vec.lanes)
+nbytes = _constant(lambda vec: vec.lanes * _size(vec.dtype))
+
+
+def _splatted(dtype_of):
+    @intrinsic
+    def splat(typingctx, like, value):
+        vec = Vec(dtype_of(like), like.lanes)
+
+        def codegen(context, builder, sig, args):
+            cast = context.cast(builder, args[1], value, vec.dtype)
+            return _splat(builder, cast, _vector(context, vec))
+
+        return vec(like, value), codegen
+
+    return splat
+
+
+splat = _splatted(lambda like: like.dtype)  # `value` in every lane, in the dtype of `like`
+splat_int = _splatted(lambda like: types.int32)  # the same as int32
+
+
+@intrinsic
+def tail(typingctx, like, count):
+    """The mask of the first ``count`` lanes."""
+    vec = Vec(types.boolean, like.lanes)
+
+    def codegen(context, builder, sig, args):
+        wide = ir.VectorType(ir.IntType(32), vec.lanes)
+        count32 = builder.trunc(context.cast(builder, args[1], count, types.int64), ir.IntType(32))
+        order = ir.Constant(wide, list(range(vec.lanes)))
+        return builder.icmp_signed("<", order, _splat(builder, count32, wide))
+
+    return vec(like, count), codegen
+
+
+@intrinsic
+def load(typingctx, pointer, index, like, mask):
+    """``pointer[index : index + lanes]``; lanes off the mask are 0 and not read."""
+    vec = Vec(pointer.dtype, like.lanes)
+    masked = not isinstance(mask, types.NoneType)
+
+    def codegen(context, builder, sig, args):
+        vector, size = _vector(context, vec), _size(vec.dtype)
+        at = _address(builder, args[0], args[1], vector)
+        if not masked:
+            return builder.load(at, align=size)
+        align, zero = ir.Constant(ir.IntType(32), size), ir.Constant(vector, None)
+        return _call(
+            builder, f"llvm.masked.load.{_suffix(vector)}.p0", vector, [at, align, args[3], zero]
+        )
+
+    return vec(pointer, types.intp, like, mask), codegen
+
+
+@intrinsic
+def store(typingctx, pointer, index, vec, mask):
+    masked = not isinstance(mask, types.NoneType)
+
+    def codegen(context, builder, sig, args):
+        vector, size = args[2].type, _size(vec.dtype)
+        at = _address(builder, args[0], args[1], vector)
+        if not masked:
+            builder.store(args[2], at, align=size)
+        else:
+            align = ir.Constant(ir.IntType(32), size)
+            name = f"llvm.masked.store.{_suffix(vector)}.p0"
+            _call(builder, name, ir.VoidType(), [args[2], at, align, args[3]])
+        return context.get_dummy_value()
+
+    return types.none(pointer, types.intp, vec, mask), codegen
+
+
+@intrinsic
+def prefetch(typingctx, pointer, index, like):
+    """Ask for the cache lines of ``pointer[index : index + lanes]``."""
+
+    def codegen(context, builder, sig, args):
+        i32 = ir.IntType(32)
+        hints = [ir.Constant(i32, h) for h in (0, 3, 1)]  # read, keep in all levels, data cache
+        step = max(1, 64 // _size(pointer.dtype))
+        for first in range(0, like.lanes, step):
+            index = builder.add(args[1], ir.Constant(args[1].type, first))
+            at = _address(builder, args[0], index, ir.IntType(8))
+            _call(builder, "llvm.prefetch.p0", ir.VoidType(), [at, *hints])
+        return context.get_dummy_value()
+
+    return types.none(pointer, types.intp, like), codegen
+
+
+@intrinsic
+def fma(typingctx, a, b, c):
+    """``a * b + c``, contracted where the machine can."""
+
+    def codegen(context, builder, sig, args):
+        return _call(builder, f"llvm.fmuladd.{_suffix(args[0].type)}", args[0].type, list(args))
+
+    return a(a, b, c), codegen
+
+
+def _arithmetic(method):
+    @intrinsic
+    def op(typingctx, a, b):
+        def codegen(context, builder, sig, args):
+            return getattr(builder, method)(*args)
+
+        return a(a, b), codegen
+
+    return op
+
+
+add, mul, div = _arithmetic("fadd"), _arithmetic("fmul"), _arithmetic("fdiv")
+both, either = _arithmetic("and_"), _arithmetic("or_")
+
+
+@intrinsic
+def complement(typingctx, vec):
+    """``~vec`` of integers."""
+
+    def codegen(context, builder, sig, args):
+        return builder.not_(args[0])
+
+    return vec(vec), codegen
+
+
+def _comparison(method, symbol):
+    @intrinsic
+    def op(typingctx, a, b):
+        def codegen(context, builder, sig, args):
+            return getattr(builder, method)(symbol, *args)
+
+        return Vec(types.boolean, a.lanes)(a, b), codegen
+
+    return op
+
+
+# Ordered comparisons: false where either side is NaN. `unordered`: true there, and only there.
+gt, ge = _comparison("fcmp_ordered", ">"), _comparison("fcmp_ordered", ">=")
+lt, le = _comparison("fcmp_ordered", "<"), _comparison("fcmp_ordered", "<=")
+eq, unordered = _comparison("fcmp_ordered", "=="), _comparison("fcmp_unordered", "uno")
+int_ne, int_eq = _comparison("icmp_signed", "!="), _comparison("icmp_signed", "==")
+int_lt = _comparison("icmp_signed", "<")
+
+
+@intrinsic
+def select(typingctx, mask, a, b):
+    def codegen(context, builder, sig, args):
+        return builder.select(*args)
+
+    return a(mask, a, b), codegen
+
+
+@intrinsic
+def any_lane(typingctx, mask):
+    def codegen(context, builder, sig, args):
+        bits = builder.bitcast(args[0], ir.IntType(mask.lanes))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
+    return types.boolean(mask), codegen
+
+
+@intrinsic
+def hsum(typingctx, vec):
+    """The sum over lanes, as a fixed tree."""
+
+    def codegen(context, builder, sig, args):
+        value, count = args[0], vec.lanes
+        undefined = ir.Constant(value.type, ir.Undefined)
+        while count > 1:
+            half = count // 2
+            wide = ir.VectorType(ir.IntType(32), half)
+            low = builder.shuffle_vector(value, undefined, ir.Constant(wide, list(range(half))))
+            high = builder.shuffle_vector(
+                value, undefined, ir.Constant(wide, list(range(half, count)))
+            )
+            value, count = builder.fadd(low, high), half
+            undefined = ir.Constant(value.type, ir.Undefined)
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return vec.dtype(vec), codegen
+
+
+
+
+@intrinsic
+def lane_of(typingctx, vec, index):
+    """One lane, by an index known only at run time."""
+
+    def codegen(context, builder, sig, args):
+        return builder.extract_element(args[0], args[1])
+
+    return vec.dtype(vec, types.intp), codegen

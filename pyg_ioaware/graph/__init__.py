@@ -1,0 +1,1 @@
+"""Graph structures and the cache that holds them; knows indices only, no layer."""

@@ -1,0 +1,266 @@
+"""The cache: what was derived from a tensor, for as long as that tensor lives unchanged."""
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_ioaware.graph.csr import Adjacency
+from pyg_ioaware.graph.identity import Identity, identity, unwrap
+
+logger = logging.getLogger("pyg_ioaware")
+
+_Key = tuple[Hashable, tuple[Hashable, ...]]
+
+
+@dataclass(eq=False)
+class _Entry:
+    key: _Key
+    refs: tuple["weakref.ref[Any]", ...]
+    versions: tuple[Hashable, ...]
+    value: Any
+    nbytes: int
+    checksums: tuple[int, ...] | None = None
+
+
+@dataclass
+class CacheInfo:
+    """A snapshot of the cache."""
+
+    hits: int
+    misses: int
+    entries: int
+    nbytes: int
+    uncacheable: int = field(default=0)
+
+
+class Cache:
+    r"""Values derived from tensors, keyed by the weak identity and the version of those tensors.
+
+    An entry dies with the memory of any of its tensors, is replaced when one of them changed in
+    place, and is dropped, least recently used first, when the cache holds more than
+    :obj:`max_bytes` or :obj:`max_entries` (the newest entry always stays). All methods may be
+    called from any thread.
+
+    Args:
+        max_bytes (int, optional): Largest sum of bytes held. (default: 4 GiB)
+        max_entries (int, optional): Largest number of entries. (default: :obj:`512`)
+    """
+
+    def __init__(self, max_bytes: int = 4 * 2**30, max_entries: int = 512) -> None:
+        self.max_bytes = max_bytes
+        self.max_entries = max_entries
+        self.verify = False
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._nbytes = 0
+        self._dead: deque[tuple[_Key, weakref.ref[Any]]] = deque()
+        self._lock = threading.RLock()
+        self._hits = self._misses = self._uncacheable = 0
+
+    def get(
+        self,
+        what: Hashable,
+        anchors: Sequence[Tensor],
+        build: Callable[[], Any],
+        size: Callable[[Any], int],
+        usable: Callable[[Any], bool] = lambda value: True,
+    ) -> Any:
+        r"""Returns the value derived from :obj:`anchors`, building it if need be.
+
+        Args:
+            what (Hashable): Names the value, options included.
+            anchors (sequence): The tensors that it is derived from.
+            build (callable): Builds the value; it must hold none of the anchors' memory.
+            size (callable): The bytes to count for a value.
+            usable (callable): Tells whether a held value may still be handed out.
+        """
+        ids = [identity(t) for t in anchors]
+        if any(i is None for i in ids):
+            self._uncacheable += 1
+            return self._run(build)
+        known: list[Identity] = [i for i in ids if i is not None]
+        key = (what, tuple(i.view for i in known))
+        versions = tuple(i.version for i in known)
+        with self._lock:
+            self._drain()
+            entry = self._entries.get(key)
+            if entry is not None:
+                alive = all(r() is i.storage for r, i in zip(entry.refs, known, strict=True))
+                if alive and entry.versions == versions and usable(entry.value):
+                    self._entries.move_to_end(key)
+                    self._hits += 1
+                    self._check(entry, anchors)
+                    return entry.value
+                self._drop(key)
+            self._misses += 1
+        value = self._run(build)
+        self._put(key, known, versions, value, size(value), anchors)
+        return value
+
+    def adjacency(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Adjacency | None:
+        r"""Returns the structure of the edges :obj:`src[e] -> dst[e]`.
+
+        Whoever asks with the same memory gets the same structure: with :obj:`edge_index[0]` and
+        :obj:`edge_index[1]`, or with the two vectors of a COO matrix.
+
+        Returns:
+            Adjacency, optional: :obj:`None` if an index is out of range.
+        """
+        src, dst = unwrap(src), unwrap(dst)
+        value: Adjacency | None = self.get(
+            ("pair", num_src, num_dst),
+            (src, dst),
+            lambda: Adjacency.from_pair(src, dst, num_src, num_dst),
+            _adjacency_bytes,
+        )
+        return value
+
+    def adjacency_rows(self, rowptr: Tensor, col: Tensor, num_src: int) -> Adjacency | None:
+        """Returns the structure of rows that are sorted by target; see Adjacency.from_rows."""
+        value: Adjacency | None = self.get(
+            ("rows", num_src),
+            (rowptr, col),
+            lambda: Adjacency.from_rows(rowptr, col, num_src),
+            _adjacency_bytes,
+        )
+        return value
+
+    def elements(self, index: Tensor, num_sets: int) -> Adjacency | None:
+        """Returns the structure in which element e is an edge from e to :obj:`index[e]`."""
+        index = unwrap(index)
+
+        def build() -> Adjacency | None:
+            places = torch.arange(index.numel(), device=index.device)
+            return Adjacency.from_pair(places, index, index.numel(), num_sets)
+
+        value: Adjacency | None = self.get(
+            ("elements", num_sets), (index,), build, _adjacency_bytes
+        )
+        return value
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Tells whether anything derived from this tensor's memory is held."""
+        storage = unwrap(tensor).untyped_storage()
+        with self._lock:
+            self._drain()
+            return any(r() is storage for e in self._entries.values() for r in e.refs)
+
+    def invalidate(self, tensor: Tensor) -> int:
+        """Drops all that was derived from this tensor's memory; returns how many entries."""
+        storage = unwrap(tensor).untyped_storage()
+        with self._lock:
+            keys = [k for k, e in self._entries.items() if any(r() is storage for r in e.refs)]
+            for key in keys:
+                self._drop(key)
+        return len(keys)
+
+    def clear(self) -> None:
+        """Drops everything and sets the counters back."""
+        with self._lock:
+            self._entries.clear()
+            self._dead.clear()
+            self._nbytes = self._hits = self._misses = self._uncacheable = 0
+
+    def reset_counters(self) -> None:
+        """Sets the counters back and keeps the entries."""
+        with self._lock:
+            self._hits = self._misses = self._uncacheable = 0
+
+    def info(self) -> CacheInfo:
+        """Returns a snapshot of the counters."""
+        with self._lock:
+            self._drain()
+            return CacheInfo(
+                self._hits, self._misses, len(self._entries), self._nbytes, self._uncacheable
+            )
+
+    def limit(self, max_bytes: int | None = None, max_entries: int | None = None) -> None:
+        """Sets new limits and applies them at once."""
+        for name, value in (("max_bytes", max_bytes), ("max_entries", max_entries)):
+            if value is not None and value < 0:
+                raise ValueError(f"'{name}' must not be negative (got {value})")
+        with self._lock:
+            self.max_bytes = self.max_bytes if max_bytes is None else max_bytes
+            self.max_entries = self.max_entries if max_entries is None else max_entries
+            self._evict()
+
+    @staticmethod
+    def _run(build: Callable[[], Any]) -> Any:
+        # A value outlives the mode in which it was first asked for.
+        with torch.inference_mode(False), torch.no_grad():
+            return build()
+
+    def _put(
+        self,
+        key: _Key,
+        known: list[Identity],
+        versions: tuple[Hashable, ...],
+        value: Any,
+        nbytes: int,
+        anchors: Sequence[Tensor],
+    ) -> None:
+        # The collector may run a callback inside our lock, so a callback only takes a note.
+        dead, refs = self._dead, []
+        for i in known:
+            refs.append(weakref.ref(i.storage, lambda ref: dead.append((key, ref))))
+        entry = _Entry(key, tuple(refs), versions, value, nbytes)
+        if self.verify:
+            entry.checksums = tuple(_checksum(t) for t in anchors)
+        with self._lock:
+            self._drop(key)
+            self._entries[key] = entry
+            self._nbytes += nbytes
+            self._evict()
+
+    def _evict(self) -> None:
+        while len(self._entries) > 1 and (
+            self._nbytes > self.max_bytes or len(self._entries) > max(self.max_entries, 1)
+        ):
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: _Key) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._nbytes -= entry.nbytes
+
+    def _drain(self) -> None:
+        while self._dead:
+            try:
+                key, ref = self._dead.popleft()
+            except IndexError:
+                return  # another thread was faster
+            entry = self._entries.get(key)
+            if entry is not None and any(r is ref for r in entry.refs):
+                self._drop(key)
+
+    def _check(self, entry: _Entry, anchors: Sequence[Tensor]) -> None:
+        if self.verify and entry.checksums != tuple(_checksum(t) for t in anchors):
+            self._drop(entry.key)
+            raise RuntimeError(
+                "A tensor that a cached graph structure was built from has changed in a way that "
+                "PyTorch does not count (got other values at the same version). Call "
+                "'pyg_ioaware.invalidate(edge_index)' after writing through '.data', a NumPy "
+                "alias or a raw pointer"
+            )
+
+
+def _adjacency_bytes(adj: Adjacency | None) -> int:
+    # The rows by source are counted before they exist: an entry's charge never moves.
+    return 0 if adj is None else 2 * adj.nbytes
+
+
+def _checksum(tensor: Tensor) -> int:
+    flat = unwrap(tensor).detach().reshape(-1)
+    if flat.is_floating_point():
+        flat = flat.double().view(torch.long)
+    weight = torch.arange(1, flat.numel() + 1, device=flat.device)
+    return int((flat.long() * (2 * weight + 1)).sum())
+
+
+CACHE = Cache()

@@ -1,0 +1,174 @@
+"""Compressed rows of a graph: by target, and by source where a gradient needs it."""
+
+import threading
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyg_ioaware import engines
+from pyg_ioaware.graph.tiles import SPLIT, split_rows
+
+_INT32_MAX = 2**31 - 1
+
+
+class CSR(NamedTuple):
+    r"""Rows of a graph in the order in which a kernel walks them.
+
+    Attributes:
+        rowptr (torch.Tensor): Row pointers of shape :obj:`[N + 1]`.
+        idx (torch.Tensor): The other end of each edge, of shape :obj:`[E]`.
+        perm (torch.Tensor, optional): The input edge at each position, of shape :obj:`[E]`;
+            :obj:`None` where that is the position itself.
+        tiles (torch.Tensor): The tiles of the rows that are split, of shape :obj:`[T, 4]`; see
+            :func:`~pyg_ioaware.graph.tiles.split_rows`.
+        split (int): Rows with more edges than this are split.
+    """
+
+    rowptr: Tensor
+    idx: Tensor
+    perm: Tensor | None
+    tiles: Tensor
+    split: int
+
+
+class Adjacency:
+    r"""The structure of one graph with :obj:`num_src` sources and :obj:`num_dst` targets.
+
+    It owns all its arrays: no tensor of the user is kept alive by it. Index arrays are int32
+    while the sizes allow. The rows by source are built at the first gradient.
+    """
+
+    def __init__(self, by_target: CSR, num_src: int) -> None:
+        self.num_src = num_src
+        self.num_dst = by_target.rowptr.numel() - 1
+        self.num_edges = by_target.idx.numel()
+        self.by_target = by_target
+        self._by_source: CSR | None = None
+        self._inv_degree: dict[torch.dtype, Tensor] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_pair(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> "Adjacency | None":
+        r"""Builds the structure of the edges :obj:`src[e] -> dst[e]`.
+
+        Args:
+            src (torch.Tensor): Source of each edge, of shape :obj:`[E]`.
+            dst (torch.Tensor): Target of each edge, of shape :obj:`[E]`.
+            num_src (int): The number of source nodes.
+            num_dst (int): The number of target nodes.
+
+        Returns:
+            Adjacency, optional: The structure, or :obj:`None` if an index is out of range.
+        """
+        is_sorted = True
+        if src.numel() > 0:
+            lo, hi = torch.aminmax(src)
+            lo_dst, hi_dst = torch.aminmax(dst)
+            ordered = (dst[1:] >= dst[:-1]).all()
+            facts = torch.stack([lo.long(), hi.long(), lo_dst.long(), hi_dst.long(), ordered.long()])
+            lo_, hi_, lo_dst_, hi_dst_, is_sorted = facts.tolist()  # the only read-back
+            if lo_ < 0 or hi_ >= num_src or lo_dst_ < 0 or hi_dst_ >= num_dst:
+                return None
+        index = _index_dtype(max(num_src, num_dst, src.numel()))
+        if is_sorted:
+            rowptr = _compress(dst.contiguous(), num_dst, index)
+            return cls(_csr(rowptr, src.to(index).contiguous(), None), num_src)
+        rowptr, perm = _sort(dst, num_dst, index)
+        return cls(_csr(rowptr, src[perm].to(index), perm), num_src)
+
+    @classmethod
+    def from_rows(cls, rowptr: Tensor, col: Tensor, num_src: int) -> "Adjacency | None":
+        r"""Builds the structure from rows that are sorted by target already.
+
+        Args:
+            rowptr (torch.Tensor): Row pointers of shape :obj:`[num_dst + 1]`.
+            col (torch.Tensor): Source of each edge, of shape :obj:`[E]`.
+            num_src (int): The number of source nodes.
+
+        Returns:
+            Adjacency, optional: The structure, or :obj:`None` if an index is out of range.
+        """
+        num_dst, num_edges = rowptr.numel() - 1, col.numel()
+        bad = [(rowptr.diff() < 0).any(), rowptr[0] != 0, rowptr[-1] != num_edges]
+        if num_edges > 0:
+            lo, hi = torch.aminmax(col)
+            bad += [lo < 0, hi >= num_src]
+        if bool(torch.stack(bad).any()):
+            return None
+        index = _index_dtype(max(num_src, num_dst, num_edges))
+        # A copy even where the dtype fits: the user's arrays must be free to die or change.
+        return cls(_csr(rowptr.to(index, copy=True), col.to(index, copy=True), None), num_src)
+
+    def csr(self, transposed: bool) -> CSR:
+        """Returns the rows by source if :obj:`transposed`, else those by target."""
+        return self.by_source if transposed else self.by_target
+
+    @property
+    def by_source(self) -> CSR:
+        """The rows of the transpose; :obj:`idx` holds targets, :obj:`perm` the input edges."""
+        with self._lock:
+            if self._by_source is None:
+                with torch.inference_mode(False), torch.no_grad():
+                    self._by_source = self._transpose()
+            return self._by_source
+
+    def _transpose(self) -> CSR:
+        rowptr, idx, perm, _, _ = self.by_target
+        rowptr_t, order = _sort(idx, self.num_src, rowptr.dtype)
+        row = torch.arange(self.num_dst, dtype=idx.dtype, device=idx.device)
+        row = row.repeat_interleave(rowptr.diff(), output_size=self.num_edges)
+        idx_t = row[order]
+        if self.num_src == self.num_dst and torch.equal(rowptr_t, rowptr):
+            rowptr_t = rowptr
+            if torch.equal(idx_t, idx):
+                idx_t = idx  # A symmetric graph is held once.
+        return _csr(rowptr_t, idx_t, order if perm is None else perm[order])
+
+    def inv_degree(self, dtype: torch.dtype) -> Tensor:
+        """Returns one over the in-degree of each target (1 where it is 0), of shape [num_dst]."""
+        if dtype not in self._inv_degree:
+            with torch.inference_mode(False), torch.no_grad():
+                degree = self.by_target.rowptr.diff().clamp(min=1)
+                self._inv_degree[dtype] = degree.to(dtype).reciprocal()
+        return self._inv_degree[dtype]
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """Returns source and target at each position of the rows by target, as int64."""
+        rowptr, idx, _, _, _ = self.by_target
+        row = torch.arange(self.num_dst, device=idx.device)
+        return idx.long(), row.repeat_interleave(rowptr.diff(), output_size=self.num_edges)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now, the rows by source included once they exist."""
+        held: dict[int, int] = {}
+        for csr in (self.by_target, self._by_source):
+            for t in csr[:4] if csr is not None else ():
+                if isinstance(t, Tensor):
+                    held[id(t)] = t.nbytes
+        return sum(held.values()) + sum(t.nbytes for t in self._inv_degree.values())
+
+    def __repr__(self) -> str:
+        return f"Adjacency({self.num_src} -> {self.num_dst}, num_edges={self.num_edges})"
+
+
+def _index_dtype(largest: int) -> torch.dtype:
+    return torch.int32 if largest <= _INT32_MAX else torch.int64
+
+
+def _csr(rowptr: Tensor, idx: Tensor, perm: Tensor | None) -> CSR:
+    return CSR(rowptr, idx, perm, split_rows(rowptr, SPLIT), SPLIT)
+
+
+def _compress(key: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    return torch._convert_indices_from_coo_to_csr(key, n, out_int32=dtype == torch.int32)
+
+
+def _sort(key: Tensor, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sorts keys in [0, n) stably; returns row pointers and the key's place at each position."""
+    engine = engines.of(key.device)
+    if engine is not None and dtype == torch.int32:
+        return engine.sort_by_key(key.contiguous(), n)
+    key, perm = torch.sort(key, stable=True)
+    return _compress(key, n, dtype), perm.to(dtype)

@@ -1,0 +1,65 @@
+"""What makes two tensors the same tensor, without looking at their values."""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.index import Index
+
+
+class Identity(NamedTuple):
+    r"""The identity of a tensor: which memory it shows, and in which state.
+
+    Attributes:
+        storage (torch.UntypedStorage): The memory, the same object for every view of it and for
+            as long as any view lives.
+        view (Hashable): Which part of the memory the tensor shows, and as what.
+        version (Hashable): Moves with every in-place change that PyTorch sees.
+    """
+
+    storage: Any
+    view: Hashable
+    version: Hashable
+
+
+def identity(tensor: Tensor) -> Identity | None:
+    r"""Returns the identity of a strided tensor.
+
+    An :class:`~torch_geometric.EdgeIndex` has two versions, its own and that of the data inside,
+    and an in-place change moves only one of them.
+
+    Returns:
+        Identity, optional: :obj:`None` if the tensor counts no versions (it was made in inference
+        mode), so that a change of it could not be seen.
+    """
+    data = unwrap(tensor)
+    if data.is_inference() or tensor.is_inference():
+        return None
+    storage = data.untyped_storage()
+    version: Hashable = data._version if data is tensor else (data._version, tensor._version)
+    view = (
+        id(storage),
+        data.storage_offset(),
+        data.shape,
+        data.stride(),
+        data.dtype,
+        type(tensor),
+    )
+    return Identity(storage, view, version)
+
+
+def unwrap(tensor: Tensor) -> Tensor:
+    """Returns the plain tensor inside an EdgeIndex or Index, and any other tensor as it is."""
+    if isinstance(tensor, EdgeIndex | Index):
+        data: Tensor = tensor._data
+        return data
+    return tensor
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Tells whether two strided tensors show the same memory, be it at different places."""
+    if a.layout != torch.strided or b.layout != torch.strided:
+        return False
+    return unwrap(a).untyped_storage() is unwrap(b).untyped_storage()

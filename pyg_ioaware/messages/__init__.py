@@ -1,0 +1,18 @@
+"""The seams at which stock PyG's own code reaches the fused operations."""
+
+from pyg_ioaware.messages.elements import reduce_elements
+from pyg_ioaware.messages.lazy import LazyMessage, aggregate, gather
+from pyg_ioaware.messages.memo import memoise
+from pyg_ioaware.messages.scatter import scatter, segment
+from pyg_ioaware.messages.sparse import spmm
+
+__all__ = [
+    "LazyMessage",
+    "aggregate",
+    "gather",
+    "memoise",
+    "reduce_elements",
+    "scatter",
+    "segment",
+    "spmm",
+]

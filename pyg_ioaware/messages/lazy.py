@@ -1,0 +1,297 @@
+"""Seam A: messages that are gathered only if somebody looks at them.
+
+A :class:`~torch_geometric.nn.MessagePassing` layer gathers :obj:`x_j = x[edge_index[0]]`, lets the
+user's :meth:`message` work on it, and aggregates the result. Here the gather returns a
+:class:`LazyMessage`. Multiplied by a weight per edge it stays one; aggregated, it becomes one call
+of a fused operation; for anything else it turns into the tensor that stock PyG would have made.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils._pytree import tree_map
+
+from pyg_ioaware import ops, support
+from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.record import RECORD
+
+Stock = Callable[..., Tensor]
+
+
+def _getters(*names: str) -> set[Any]:
+    return {getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name)}
+
+
+# What may be asked of a lazy message without looking at its values.
+_METADATA = {
+    Tensor.dim,
+    Tensor.size,
+    Tensor.numel,
+    Tensor.stride,
+    Tensor.nelement,
+    Tensor.ndimension,
+    Tensor.element_size,
+    Tensor.is_floating_point,
+    Tensor.is_complex,
+    Tensor.is_contiguous,
+    Tensor.is_inference,
+    Tensor.get_device,
+    Tensor.__len__,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+} | _getters(
+    "shape",
+    "ndim",
+    "dtype",
+    "device",
+    "layout",
+    "requires_grad",
+    "is_leaf",
+    "grad_fn",
+    "is_cuda",
+    "is_cpu",
+    "is_mps",
+    "is_xpu",
+    "is_meta",
+    "is_sparse",
+    "is_sparse_csr",
+    "is_quantized",
+    "is_nested",
+    "is_mkldnn",
+    "itemsize",
+    "nbytes",
+    "names",
+    "_version",
+)
+_PRODUCTS = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__}
+_PRODUCTS |= {Tensor.__rmul__}
+_NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor}
+# What lets the formed values change without their version moving.
+_ALIASES = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
+_ALIASES |= {Tensor.untyped_storage, Tensor.storage} | _getters("data")
+_REDUCE = {"sum": "sum", "add": "sum", "mean": "mean"}
+_REDUCE |= {"max": "max", "amax": "max", "min": "min", "amin": "min"}
+
+
+class LazyMessage(Tensor):
+    r"""The messages :obj:`weight * src[index]`, not formed.
+
+    Attributes:
+        owner (str): The name of the layer that gathered them.
+        src (torch.Tensor): Node features of shape :obj:`[N, F]` or :obj:`[N, H, C]`.
+        index (torch.Tensor): The node of each edge, of shape :obj:`[E]`.
+        weight (torch.Tensor, optional): Weights of shape :obj:`[E]` or :obj:`[E, H]`.
+    """
+
+    owner: str
+    src: Tensor
+    index: Tensor
+    weight: Tensor | None
+    _form: Callable[[], Tensor]
+    _formed: Tensor | None
+    _exposed: bool
+
+    @staticmethod
+    def wrap(
+        owner: str, src: Tensor, index: Tensor, weight: Tensor | None, form: Callable[[], Tensor]
+    ) -> "LazyMessage":
+        """Makes messages that :obj:`form` forms."""
+        dtype = src.dtype if weight is None else torch.promote_types(weight.dtype, src.dtype)
+        out: LazyMessage = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            LazyMessage, (index.numel(), *src.shape[1:]), dtype=dtype, device=src.device
+        )
+        out.owner, out.src, out.index, out.weight = owner, src, index, weight
+        out._form, out._formed, out._exposed = form, None, False
+        return out
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the messages still are what they were gathered as: nobody changed them."""
+        if self._formed is None:
+            return True
+        if self._exposed or self._formed.is_inference():
+            return False
+        return self._formed._version == 0
+
+    def form(self, reason: str, exposed: bool = False) -> Tensor:
+        """Returns the messages as stock PyG makes them, noting why they had to be made."""
+        if self._formed is None:
+            RECORD.pend(self.owner, reason)
+            self._formed = self._form()
+        self._exposed |= exposed
+        return self._formed
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func in _PRODUCTS and len(args) == 2 and not kwargs:
+            product = _weighted(func, *args)
+            if product is not None:
+                return product
+        if func in _NEW and type(args[0]) is LazyMessage and args[0].is_intact:
+            return func(args[0].src, *args[1:], **{"dtype": args[0].dtype, **kwargs})
+        reason, exposed = f"messages used by '{_name(func)}'", func in _ALIASES
+
+        def plain(value: Any) -> Any:
+            return value.form(reason, exposed) if type(value) is LazyMessage else value
+
+        return func(*tree_map(plain, args), **tree_map(plain, kwargs))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # Reached where C++ code bypasses Python. The gradient runs through _Connect then.
+        reason = f"messages used by '{func}'"
+
+        def plain(value: Any) -> Any:
+            return value.form(reason).detach() if type(value) is LazyMessage else value
+
+        return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+
+
+def gather(conv: Any, src: Tensor, index: Tensor, stock: Stock) -> Tensor:
+    r"""Gathers :obj:`src` by :obj:`index`, lazily if the engines can take it from there.
+
+    Args:
+        conv (MessagePassing): The layer that gathers.
+        src (torch.Tensor): Node features.
+        index (torch.Tensor): The node of each edge.
+        stock (callable): The layer's own gather.
+    """
+    owner = type(conv).__name__
+    why = support.reasons(conv, src, index)
+    if why:
+        RECORD.pend(owner, "; ".join(why))
+        return stock(conv, src, index)
+    return _lazy(owner, src, index, None, lambda: stock(conv, src, index))
+
+
+def aggregate(
+    messages: LazyMessage,
+    index: Tensor,
+    dim: int,
+    dim_size: int | None,
+    reduce: str,
+    ties: str | None = None,
+) -> Tensor | None:
+    r"""Aggregates lazy messages by one fused operation.
+
+    Args:
+        messages (LazyMessage): Messages of shape :obj:`[E, *]`.
+        index (torch.Tensor): The target of each message, of shape :obj:`[E]`.
+        dim (int): The dimension of the messages.
+        dim_size (int, optional): The number of targets.
+        reduce (str): The reduction, by any of the names that PyG has for it.
+        ties (str, optional): The rule for ties; stock PyG's if :obj:`None`.
+
+    Returns:
+        torch.Tensor, optional: :obj:`None` if stock PyG has to do it: the messages were changed,
+        or an index is out of range, which stock reports.
+    """
+    op = _REDUCE.get(reduce)
+    if op is None or dim_size is None or dim not in (0, -messages.dim()):
+        return None
+    if not messages.is_intact or support.index_reasons(index, messages.src):
+        return None
+    src, weight = messages.src, messages.weight
+    adj = CACHE.adjacency(messages.index, index, src.size(0), dim_size)
+    if adj is None:
+        return None
+    RECORD.fused(messages.owner)
+    if op in ("sum", "mean"):
+        return ops.spmm(src, adj, weight, mean=op == "mean")
+    rule = support.scatter_ties(src, messages.requires_grad)
+    return ops.reduce(src, adj, weight, reduce=op, ties=ties or rule)
+
+
+class _Connect(Function):
+    """Ties lazy messages into the autograd graph, for code that bypasses Python."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        src: Tensor,
+        weight: Tensor | None,
+        index: Tensor,
+        owner: str,
+        form: Callable[[], Tensor],
+    ) -> Tensor:
+        ctx.index, ctx.shape, ctx.dtype = index, src.shape, src.dtype
+        needs_src, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(src if needs_weight else None, weight if needs_src else None)
+        return LazyMessage.wrap(owner, src, index, weight, form)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        src, weight = ctx.saved_tensors
+        grad_src = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            values = grad if weight is None else grad * _trailing(weight, grad.dim())
+            zeros = grad.new_zeros(ctx.shape, dtype=values.dtype)
+            grad_src = zeros.index_add(0, ctx.index, values).to(ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            product = grad * src.index_select(0, ctx.index)
+            per_head = weight is not None and weight.dim() == 2
+            grad_weight = product.sum(-1) if per_head else product.flatten(1).sum(-1)
+        return grad_src, grad_weight, None, None, None
+
+
+def _lazy(
+    owner: str, src: Tensor, index: Tensor, weight: Tensor | None, form: Callable[[], Tensor]
+) -> LazyMessage:
+    differentiable = src.requires_grad or (weight is not None and weight.requires_grad)
+    if differentiable and torch.is_grad_enabled():
+        out: LazyMessage = _Connect.apply(src, weight, index, owner, form)
+        return out
+    return LazyMessage.wrap(owner, src, index, weight, form)
+
+
+def _weighted(func: Callable[..., Any], a: Any, b: Any) -> Tensor | None:
+    """Returns the lazy product of lazy messages and a weight per edge (and head), if it is one."""
+    swapped = type(a) is not LazyMessage or (type(b) is LazyMessage and a.size(-1) == 1)
+    messages, weight = (b, a) if swapped else (a, b)
+    if not messages.is_intact or messages.weight is not None:
+        return None
+    if type(weight) is LazyMessage and weight.size(-1) == 1:
+        weight = weight.form("messages used as weights")
+    if not support.is_weight(weight, messages):
+        return None
+    vector = weight.squeeze(-1)
+    if vector.dim() == 2 and vector.size(1) == 1:
+        vector = vector.squeeze(-1)
+
+    def form() -> Tensor:
+        dense = messages.form("messages used after weighting")
+        out: Tensor = func(weight, dense) if swapped else func(dense, weight)
+        return out
+
+    return _lazy(messages.owner, messages.src, messages.index, vector, form)
+
+
+def _trailing(weight: Tensor, dim: int) -> Tensor:
+    return weight.view(*weight.shape, *[1] * (dim - weight.dim()))
+
+
+def _name(func: Callable[..., Any]) -> str:
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        return f"Tensor.{getattr(getattr(func, '__self__', None), '__name__', '?')}"
+    return name

@@ -1,0 +1,149 @@
+"""Seam B: functions of the graph structure that give the same tensors for the same input.
+
+Layers such as GCNConv derive a new :obj:`edge_index` at every forward, so that nothing keyed on
+it could be found again. A memoised function returns the very tensors it returned for the same
+input, version and options; where an edge attribute requires a gradient, only the structure is
+taken from the memo.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from pyg_ioaware import support
+from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.graph.identity import same_memory
+
+Stock = Callable[..., Any]
+
+
+class _Argument(NamedTuple):
+    """Stands for an output that is one of the arguments itself."""
+
+    place: int
+
+
+class _Held:
+    """Outputs of a function, and the versions that they had when they were made."""
+
+    def __init__(self, outputs: Any, arguments: list[Any]) -> None:
+        def hold(output: Any) -> Any:
+            same = (i for i, a in enumerate(arguments) if a is output and output is not None)
+            place = next(same, None)
+            return output if place is None else _Argument(place)
+
+        is_tuple = isinstance(outputs, tuple)
+        self.outputs = tuple(hold(o) for o in outputs) if is_tuple else hold(outputs)
+        self.tensors = _tensors(self.outputs)
+        self.versions = [t._version for t in self.tensors]
+
+    def give(self, arguments: list[Any]) -> Any:
+        """Returns the outputs for these arguments."""
+
+        def give(held: Any) -> Any:
+            return arguments[held.place] if isinstance(held, _Argument) else held
+
+        if isinstance(self.outputs, tuple) and not isinstance(self.outputs, _Argument):
+            return tuple(give(o) for o in self.outputs)
+        return give(self.outputs)
+
+    @property
+    def is_intact(self) -> bool:
+        return self.versions == [t._version for t in self.tensors]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors)
+
+
+def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    r"""Calls a function of the graph structure, or returns what it returned before.
+
+    Args:
+        name (str): The function's name.
+        stock (callable): The function; it returns tensors derived from its arguments, and the
+            first of them, a new :obj:`edge_index`, depends on no edge attribute.
+        args (tuple): Positional arguments.
+        kwargs (dict): Keyword arguments.
+    """
+    values = [*args, *kwargs.values()]
+    given = [v for v in values if isinstance(v, Tensor | SparseTensor)]
+    anchors = [t for v in given for t in _tensors(v)]
+    if not anchors or not all(_is_plain(t) for t in anchors) or support.mode_reasons():
+        return stock(*args, **kwargs)
+    options = tuple(_token(v) for v in values)
+    what: Hashable = (name, len(args), tuple(kwargs), options)
+    try:
+        hash(what)
+    except TypeError:  # an option that has no value of its own, such as a list
+        return stock(*args, **kwargs)
+
+    if torch.is_grad_enabled() and any(t.requires_grad for t in anchors):
+        outputs = stock(*args, **kwargs)
+        return _with_structure_of_memo(what, given, outputs)
+
+    def build() -> _Held | None:
+        outputs = stock(*args, **kwargs)
+        held = _Held(outputs, values)
+        # Outputs that show an input's memory would keep that input alive.
+        aliased = any(same_memory(a, b) for a in held.tensors for b in anchors)
+        return None if aliased or not all(_is_plain(t) for t in held.tensors) else held
+
+    held = CACHE.get(what, anchors, build, _nbytes, _usable)
+    return stock(*args, **kwargs) if held is None else held.give(values)
+
+
+def _with_structure_of_memo(what: Hashable, given: list[Any], outputs: Any) -> Any:
+    edge_index, fresh = given[0], outputs[0] if isinstance(outputs, tuple) else None
+    if not isinstance(fresh, Tensor) or not _is_plain(fresh) or fresh.requires_grad:
+        return outputs
+    if not isinstance(edge_index, Tensor) or same_memory(fresh, edge_index):
+        return outputs
+    held = CACHE.get(
+        ("structure", what), (edge_index,), lambda: _Held(fresh.clone(), []), _nbytes, _usable
+    )
+    return (held.outputs, *outputs[1:])
+
+
+def _nbytes(held: _Held | None) -> int:
+    return 0 if held is None else held.nbytes
+
+
+def _usable(held: _Held | None) -> bool:
+    return held is None or held.is_intact
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_inference()
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Returns the strided tensors that a value consists of."""
+    if isinstance(value, SparseTensor):
+        storage = value.storage
+        parts = (storage._row, storage._rowptr, storage._col, storage._value)
+        return [t for t in parts if t is not None]
+    if isinstance(value, Tensor):
+        if not is_torch_sparse_tensor(value):
+            return [value]
+        if value.layout == torch.sparse_csr:
+            return [value.crow_indices(), value.col_indices(), value.values()]
+        if value.layout == torch.sparse_coo:
+            return [value._indices(), value._values()]
+        return [value]
+    if isinstance(value, tuple | list):
+        return [t for v in value for t in _tensors(v)]
+    return []
+
+
+def _token(value: Any) -> Hashable:
+    if isinstance(value, SparseTensor):
+        return ("SparseTensor", value.sizes())
+    if isinstance(value, Tensor):
+        return (str(value.layout), tuple(value.shape), value.requires_grad)
+    hashable: Hashable = (type(value).__name__, value)
+    return hashable

@@ -1,0 +1,74 @@
+"""Sparse adjacencies: the product that PyG's layers take in :meth:`message_and_aggregate`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.typing import SparseTensor
+
+from pyg_ioaware import ops, support
+from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.record import RECORD
+
+Stock = Callable[..., Tensor]
+
+
+def spmm(stock: Stock, owner: str, adj_t: Any, x: Tensor, reduce: str = "sum") -> Tensor:
+    r"""Multiplies a sparse adjacency with node features.
+
+    Args:
+        stock (callable): PyG's own product.
+        owner (str): The name of the layer.
+        adj_t (SparseTensor or torch.Tensor): The transposed adjacency (row = target).
+        x (torch.Tensor): Node features of shape :obj:`[num_src, F]`.
+        reduce (str, optional): How a target's rows are combined. (default: :obj:`"sum"`)
+    """
+    reduce = "sum" if reduce == "add" else reduce
+    why = _reasons(adj_t, x, reduce)
+    if why:
+        RECORD.stock(owner, why)
+        return stock(adj_t, x, reduce)
+    rowptr, col, value = _rows(adj_t)
+    adj = CACHE.adjacency_rows(rowptr, col, x.size(0))
+    if adj is None or adj.num_edges == 0:
+        return stock(adj_t, x, reduce)
+    RECORD.fused(owner)
+    if value is not None:
+        value = value.to(x.dtype)
+    if reduce in ("sum", "mean"):
+        return ops.spmm(x, adj, value, mean=reduce == "mean")
+    return ops.reduce(x, adj, value, reduce=reduce, ties="first")
+
+
+def _rows(adj_t: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    if isinstance(adj_t, SparseTensor):
+        rowptr, col, value = adj_t.csr()
+        return rowptr, col, value
+    return adj_t.crow_indices(), adj_t.col_indices(), adj_t.values()
+
+
+def _reasons(adj_t: Any, x: Tensor, reduce: str) -> list[str]:
+    found = support.mode_reasons(x) + support.tensor_reasons(x)
+    if reduce not in ("sum", "mean", "min", "max"):
+        return [*found, f"reduction '{reduce}'"]
+    if x.dim() != 2:
+        found.append(f"features of {x.dim()} dimensions with a sparse adjacency")
+    if x.device.type == "cpu" and x.dtype not in (torch.float32, torch.float64):
+        found.append(f"a sparse adjacency with features of dtype '{x.dtype}'")
+    if isinstance(adj_t, SparseTensor):
+        value, device = adj_t.storage.value(), adj_t.device()
+        sizes: Any = adj_t.sizes()
+    elif isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr and adj_t.dim() == 2:
+        value, device, sizes = adj_t.values(), adj_t.device, adj_t.shape
+        if adj_t.requires_grad:
+            found.append("a sparse tensor that requires a gradient")
+    else:
+        return [*found, f"adjacency of type or layout '{getattr(adj_t, 'layout', type(adj_t))}'"]
+    if sizes[1] != x.size(0) or device != x.device:
+        found.append("adjacency and features that do not fit")
+    if value is not None and (value.dim() != 1 or value.dtype not in support.DTYPES):
+        found.append("edge values that are not one floating-point number per edge")
+    if value is not None and value.dtype != x.dtype and isinstance(adj_t, Tensor):
+        found.append("edge values of another dtype than the features")
+    return found

@@ -1,0 +1,97 @@
+"""The dispatcher's view of the primitives, and what all of them share."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyg_ioaware import engines
+from pyg_ioaware.graph.csr import CSR
+
+LIBRARY = torch.library.Library("pyg_ioaware", "DEF")
+
+# The five fields of a CSR, as every primitive takes them.
+CSR_ARGS = "Tensor rowptr, Tensor idx, Tensor? perm, Tensor tiles, int split"
+
+
+def primitive(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    r"""Registers a function as the kernel of a primitive for every device that has an engine.
+
+    Args:
+        schema (str): The primitive's schema; it may only write tensors that it returns.
+        fake (callable): The same function on tensors without data.
+    """
+    name = schema.split("(", 1)[0]
+
+    def register(fn: Callable[..., Any]) -> Any:
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, fn, "CPU")
+        torch.library.register_fake(f"pyg_ioaware::{name}", fake, lib=LIBRARY)
+        return getattr(torch.ops.pyg_ioaware, name).default
+
+    return register
+
+
+def launch(kernel: str, csr: CSR, *args: Tensor | int | bool | None) -> None:
+    """Runs a kernel on the engine of the structure's device."""
+    engine = engines.of(csr.rowptr.device)
+    if engine is None:
+        raise NotImplementedError(f"no engine for device '{csr.rowptr.device}'")
+    engine.run(kernel, csr, *args)
+
+
+def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Returns the dtype in which the engine computes on data of this dtype."""
+    engine = engines.of(device)
+    if engine is not None and dtype in engine.native_dtypes:
+        return dtype
+    return torch.float32
+
+
+def check(x: Tensor, num_rows: int, weight: Tensor | None, num_edges: int, name: str) -> None:
+    """Raises if the operands do not fit the structure: nothing is launched on them then."""
+    if x.dim() < 2 or x.size(0) != num_rows:
+        raise ValueError(
+            f"'{name}' expects 'x' with {num_rows} rows and at least two dimensions "
+            f"(got shape {list(x.shape)})"
+        )
+    if weight is None:
+        return
+    if weight.dim() not in (1, 2) or weight.size(0) != num_edges:
+        raise ValueError(
+            f"'{name}' expects one 'weight' per edge, of shape [{num_edges}] or [{num_edges}, H] "
+            f"(got shape {list(weight.shape)})"
+        )
+    heads = 1 if weight.dim() == 1 else weight.size(1)
+    if heads > 1 and (x.dim() != 3 or x.size(1) != heads):
+        raise ValueError(
+            f"'{name}' with {heads} weights per edge expects 'x' of shape [N, {heads}, C] "
+            f"(got shape {list(x.shape)})"
+        )
+    if weight.device != x.device:
+        raise ValueError(
+            f"'{name}' expects 'x' and 'weight' on one device (got '{x.device}' and "
+            f"'{weight.device}')"
+        )
+
+
+def rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns x as [N, F] in the given dtype, differentiably."""
+    return x.to(dtype).reshape(x.size(0), math.prod(x.shape[1:]))
+
+
+def per_head(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Returns weights as [E, H] in the given dtype, differentiably."""
+    if weight is None:
+        return None
+    weight = weight.to(dtype)
+    return weight.unsqueeze(1) if weight.dim() == 1 else weight
+
+
+def is_batched(*tensors: Tensor | None) -> bool:
+    """Tells whether a functorch transform (vmap of a gradient) wraps any of the tensors."""
+    return any(
+        t is not None and torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
+    )

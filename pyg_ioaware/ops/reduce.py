@@ -1,0 +1,231 @@
+"""Maxima and minima of neighbour rows, with every rule for ties."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_ioaware.graph.csr import CSR, Adjacency
+from pyg_ioaware.ops import reference
+from pyg_ioaware.ops.library import (
+    CSR_ARGS,
+    check,
+    compute_dtype,
+    is_batched,
+    launch,
+    per_head,
+    primitive,
+    rows,
+)
+
+TIES = ("even", "first", "exact")
+
+
+def _fake(
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor | None,
+    is_max: bool,
+    with_arg: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_rows, width = rowptr.size(0) - 1, x.size(1)
+    out = x.new_empty(num_rows, width)
+    kept = num_rows if with_arg else 0
+    arg = x.new_empty(kept, width, dtype=torch.int32)
+    return out, arg, x.new_empty(kept, dtype=torch.uint8)
+
+
+@primitive(
+    f"reduce(Tensor x, {CSR_ARGS}, Tensor? weight, bool is_max, bool with_arg)"
+    " -> (Tensor, Tensor, Tensor)",
+    _fake,
+)
+def _reduce(
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor | None,
+    is_max: bool,
+    with_arg: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    csr = CSR(rowptr, idx, perm, tiles, split)
+    out, arg, tied = _fake(x, *csr, weight, is_max, with_arg)
+    partial = x.new_empty(tiles.size(0), x.size(1))
+    partial_arg = arg.new_empty(partial.shape)
+    kept = (arg, tied) if with_arg else (None, None)
+    weight = None if weight is None else weight.contiguous()
+    launch("reduce", csr, out, *kept, x.contiguous(), weight, partial, partial_arg, is_max)
+    return out, arg, tied
+
+
+def _fake_backward(
+    grad: Tensor,
+    arg: Tensor,
+    tied: Tensor,
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor | None,
+    ties: int,
+) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@primitive(
+    f"reduce_backward(Tensor grad, Tensor arg, Tensor tied, Tensor x, {CSR_ARGS},"
+    " Tensor? weight, int ties) -> Tensor",
+    _fake_backward,
+)
+def _reduce_backward(
+    grad: Tensor,
+    arg: Tensor,
+    tied: Tensor,
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor | None,
+    ties: int,
+) -> Tensor:
+    csr = CSR(rowptr, idx, perm, tiles, split)
+    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+    grad_x = torch.zeros_like(x)
+    launch("reduce_backward", csr, grad_x, grad.contiguous(), arg, tied, x, weight, ties)
+    return grad_x
+
+
+def _fake_backward_weight(
+    grad: Tensor,
+    arg: Tensor,
+    tied: Tensor,
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor,
+    ties: int,
+) -> Tensor:
+    return torch.empty_like(weight, memory_format=torch.contiguous_format)
+
+
+@primitive(
+    f"reduce_backward_weight(Tensor grad, Tensor arg, Tensor tied, Tensor x, {CSR_ARGS},"
+    " Tensor weight, int ties) -> Tensor",
+    _fake_backward_weight,
+)
+def _reduce_backward_weight(
+    grad: Tensor,
+    arg: Tensor,
+    tied: Tensor,
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor,
+    ties: int,
+) -> Tensor:
+    csr = CSR(rowptr, idx, perm, tiles, split)
+    x, weight = x.contiguous(), weight.contiguous()
+    grad_weight = torch.zeros_like(weight)
+    args = (grad.contiguous(), arg, tied, x, weight, ties)
+    launch("reduce_backward_weight", csr, grad_weight, *args)
+    return grad_weight
+
+
+class Reduce(Function):
+    """The extremum over each target's edges; the output is not saved, so it may be changed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties: str
+    ) -> Tensor:
+        ctx.adj, ctx.is_max, ctx.ties = adj, is_max, ties
+        with_arg = any(ctx.needs_input_grad)
+        out: Tensor
+        out, arg, tied = _reduce(x, *adj.by_target, weight, is_max, with_arg)
+        ctx.save_for_backward(x, weight, arg, tied)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        x, weight, arg, tied = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled() or is_batched(grad):
+            return *_recorded(ctx, x, weight, grad, needs), None, None, None
+        csr, ties = ctx.adj.by_target, TIES.index(ctx.ties)
+        grad_x = grad_weight = None
+        if needs[0]:
+            grad_x = _reduce_backward(grad, arg, tied, x, *csr, weight, ties)
+        if needs[1]:
+            grad_weight = _reduce_backward_weight(grad, arg, tied, x, *csr, weight, ties)
+        return grad_x, grad_weight, None, None, None
+
+
+def _recorded(
+    ctx: Any, x: Tensor, weight: Tensor | None, grad: Tensor, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    # Aliases, so that an input that is also an ancestor of another gets only its own gradient.
+    with torch.enable_grad():
+        alias = x.view_as(x)
+        alias_weight = None if weight is None else weight.view_as(weight)
+        out = reference.reduce(alias, alias_weight, ctx.adj, ctx.is_max, ctx.ties)
+        inputs = [t for t, need in zip((alias, alias_weight), needs, strict=True) if need]
+        found = iter(torch.autograd.grad(out, inputs, grad, create_graph=torch.is_grad_enabled()))
+    return (next(found) if needs[0] else None), (next(found) if needs[1] else None)
+
+
+def reduce(
+    x: Tensor,
+    adj: Adjacency,
+    weight: Tensor | None = None,
+    reduce: str = "max",
+    ties: str = "even",
+) -> Tensor:
+    r"""Takes the maximum or minimum over the rows of each target's sources.
+
+    A target without edges gets zeros, and NaN propagates.
+
+    Args:
+        x (torch.Tensor): Source rows of shape :obj:`[num_src, F]` or :obj:`[num_src, H, C]`.
+        adj (Adjacency): The structure.
+        weight (torch.Tensor, optional): Weights that multiply the rows first, in the order of the
+            input edges, of shape :obj:`[E]` or :obj:`[E, H]`. (default: :obj:`None`)
+        reduce (str, optional): :obj:`"max"` or :obj:`"min"`. (default: :obj:`"max"`)
+        ties (str, optional): Where the gradient goes if several edges attain the result:
+            :obj:`"even"` splits it evenly and, as :meth:`torch.Tensor.scatter_reduce_` does on a
+            buffer of zeros, counts one edge more where the result is zero; :obj:`"first"` gives
+            it to the first edge; :obj:`"exact"` splits it evenly. (default: :obj:`"even"`)
+
+    Returns:
+        torch.Tensor: Target rows of shape :obj:`[num_dst, ...]`, in the dtype that
+        :obj:`weight * x` has.
+
+    Raises:
+        ValueError: If the operands do not fit the structure, or an option is not known.
+    """
+    check(x, adj.num_src, weight, adj.num_edges, "reduce")
+    if reduce not in ("max", "min"):
+        raise ValueError(f"'reduce' must be 'max' or 'min' (got '{reduce}')")
+    if ties not in TIES:
+        raise ValueError(f"'ties' must be one of {list(TIES)} (got '{ties}')")
+    dtype = x.dtype if weight is None else torch.promote_types(weight.dtype, x.dtype)
+    work = compute_dtype(dtype, x.device)
+    out = Reduce.apply(rows(x, work), per_head(weight, work), adj, reduce == "max", ties)
+    return out.view(adj.num_dst, *x.shape[1:]).to(dtype)

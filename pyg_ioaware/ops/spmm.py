@@ -1,0 +1,124 @@
+"""Sums and means of weighted neighbour rows, without a tensor of the size of the edges."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_ioaware.graph.csr import CSR, Adjacency
+from pyg_ioaware.ops import reference
+from pyg_ioaware.ops.library import (
+    CSR_ARGS,
+    check,
+    compute_dtype,
+    is_batched,
+    launch,
+    per_head,
+    primitive,
+    rows,
+)
+
+
+def _fake(
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor | None,
+    scale: Tensor | None,
+    mean: bool,
+) -> Tensor:
+    return x.new_empty(rowptr.size(0) - 1, x.size(1))
+
+
+@primitive(f"spmm(Tensor x, {CSR_ARGS}, Tensor? weight, Tensor? scale, bool mean) -> Tensor", _fake)
+def _spmm(
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor | None,
+    scale: Tensor | None,
+    mean: bool,
+) -> Tensor:
+    out = x.new_empty(rowptr.size(0) - 1, x.size(1))
+    partial = x.new_empty(tiles.size(0), x.size(1))
+    if weight is not None:
+        weight = weight.contiguous()
+    csr = CSR(rowptr, idx, perm, tiles, split)
+    launch("spmm", csr, out, x.contiguous(), weight, scale, partial, mean)
+    return out
+
+
+class SpMM(Function):
+    r"""The product with the adjacency (or its transpose), closed under differentiation.
+
+    :obj:`mean` divides by the in-degree of the *target*: after the sum, or before it in the
+    transpose, so that the gradient of either is the other.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, adj: Adjacency, mean: bool, transposed: bool
+    ) -> Tensor:
+        ctx.adj, ctx.mean, ctx.transposed = adj, mean, transposed
+        ctx.heads = 1 if weight is None else weight.size(1)
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        scale = adj.inv_degree(x.dtype) if mean and transposed else None
+        csr = adj.csr(transposed)
+        out: Tensor = _spmm(x, *csr, weight, scale, mean and not transposed)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        # Imported late: each of the two operations is the gradient of the other.
+        from pyg_ioaware.ops.sddmm import SDDMM
+
+        x, weight = ctx.saved_tensors
+        adj, mean, transposed = ctx.adj, ctx.mean, ctx.transposed
+        batched = is_batched(grad)
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            product = reference.spmm if batched else SpMM.apply
+            grad_x = product(grad, weight, adj, mean, not transposed)
+        if ctx.needs_input_grad[1]:
+            dots = reference.sddmm if batched else SDDMM.apply
+            target, source = (x, grad) if transposed else (grad, x)
+            grad_weight = dots(target, source, adj, ctx.heads, mean)
+        return grad_x, grad_weight, None, None, None
+
+
+def spmm(x: Tensor, adj: Adjacency, weight: Tensor | None = None, mean: bool = False) -> Tensor:
+    r"""Sums the rows of each target's sources, optionally weighted.
+
+    .. math::
+        \mathbf{y}_i = \sum_{e = (j, i)} w_e \, \mathbf{x}_j
+
+    Sums are taken in float32 (float64 for float64), whatever the storage type.
+
+    Args:
+        x (torch.Tensor): Source rows of shape :obj:`[num_src, F]` or :obj:`[num_src, H, C]`.
+        adj (Adjacency): The structure.
+        weight (torch.Tensor, optional): Weights in the order of the input edges, of shape
+            :obj:`[E]`, or :obj:`[E, H]` for one per head. (default: :obj:`None`)
+        mean (bool, optional): If set, divides each sum by the number of its edges, zero counting
+            as one. (default: :obj:`False`)
+
+    Returns:
+        torch.Tensor: Target rows of shape :obj:`[num_dst, ...]`, in the dtype that
+        :obj:`weight * x` has.
+
+    Raises:
+        ValueError: If the operands do not fit the structure.
+    """
+    check(x, adj.num_src, weight, adj.num_edges, "spmm")
+    dtype = x.dtype if weight is None else torch.promote_types(weight.dtype, x.dtype)
+    work = compute_dtype(dtype, x.device)
+    out = SpMM.apply(rows(x, work), per_head(weight, work), adj, mean, False)
+    return out.view(adj.num_dst, *x.shape[1:]).to(dtype)

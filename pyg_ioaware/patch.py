@@ -1,0 +1,314 @@
+"""Installs the seams into PyG, and takes them out again."""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch_geometric.nn
+import torch_geometric.utils
+from torch import Tensor
+from torch_geometric.nn import ChebConv, MessagePassing
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from pyg_ioaware import messages
+from pyg_ioaware.rebind import rebind
+from pyg_ioaware.switch import FLAG, SWITCH, enabled
+
+logger = logging.getLogger("pyg_ioaware")
+
+Function = Callable[..., Any]
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+_LAYERS = ("torch_geometric.nn.conv", "torch_geometric.nn.models")
+_AGGREGATIONS = ("torch_geometric.nn.aggr",)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    r"""One row of the :obj:`REGISTRY`: a function of PyG, and what stands in for it.
+
+    Attributes:
+        target (callable): PyG's function.
+        places (type or tuple): Its class, if it is a method; else the packages in each of whose
+            modules it is replaced.
+        make (callable): Makes the wrapper from the original.
+        purpose (str): What the replacement does, for the documentation.
+    """
+
+    target: Function
+    places: type | tuple[str, ...]
+    make: Callable[[Function], Function]
+    purpose: str
+
+    @property
+    def name(self) -> str:
+        """The function's name as users know it."""
+        return self.target.__qualname__
+
+    def install(self) -> Function:
+        """Replaces the function in its places; returns the wrapper."""
+        wrapper = rebind(self.make(self.target), self.target)
+        if isinstance(self.places, type):
+            setattr(self.places, self.target.__name__, wrapper)
+        else:
+            _exchange(self.target, wrapper, self.places)
+        return wrapper
+
+    def restore(self, wrapper: Function) -> None:
+        """Puts the function back wherever the wrapper is; another's replacement is left alone."""
+        if not isinstance(self.places, type):
+            _exchange(wrapper, self.target, ("",))
+        elif self.places.__dict__.get(self.target.__name__) is wrapper:
+            setattr(self.places, self.target.__name__, self.target)
+
+
+def _exchange(old: Function, new: Function, packages: tuple[str, ...]) -> None:
+    # A module that was imported while the patch was on may have taken the wrapper from another.
+    for module in [m for m in sys.modules.values() if isinstance(m, types.ModuleType)]:
+        if str(getattr(module, "__name__", "")).startswith(packages):
+            for name in [n for n, value in list(vars(module).items()) if value is old]:
+                setattr(module, name, new)
+
+
+# Wrappers keep all that they refer to in closure cells: their globals are the original's.
+
+
+def _make_gather(original: Function) -> Function:
+    is_enabled, gather = enabled, messages.gather
+
+    def _index_select_safe(self: MessagePassing, src: Tensor, index: Tensor) -> Tensor:
+        if is_enabled(self):
+            return gather(self, src, index, original)
+        out: Tensor = original(self, src, index)
+        return out
+
+    return _index_select_safe
+
+
+def _make_memo(original: Function) -> Function:
+    is_enabled, is_compiling, frame = enabled, torch.compiler.is_compiling, sys._getframe
+    memoise, name = messages.memoise, original.__name__
+
+    def memoised(*args: Any, **kwargs: Any) -> Any:
+        # A function such as 'gcn_norm' is not told which layer calls it; the layer's frame is.
+        if is_compiling() or not (is_enabled() or is_enabled(frame(1).f_locals.get("self"))):
+            return original(*args, **kwargs)
+        return memoise(name, original, args, kwargs)
+
+    return memoised
+
+
+def _make_norm(original: Function) -> Function:
+    is_enabled, is_compiling = enabled, torch.compiler.is_compiling
+    memoise, name = messages.memoise, original.__qualname__
+
+    def __norm__(self: ChebConv, *args: Any, **kwargs: Any) -> Any:
+        def norm(*args: Any, **kwargs: Any) -> Any:
+            return original(self, *args, **kwargs)
+
+        if is_compiling() or not is_enabled(self):
+            return norm(*args, **kwargs)
+        return memoise(name, norm, args, kwargs)
+
+    return __norm__
+
+
+def _make_spmm(original: Function) -> Function:
+    is_enabled, is_compiling, frame = enabled, torch.compiler.is_compiling, sys._getframe
+    product = messages.spmm
+
+    def spmm(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        layer = frame(1).f_locals.get("self")
+        if not is_enabled(layer):
+            return original(*args, **kwargs)
+        return product(original, type(layer).__name__, *args, **kwargs)
+
+    return spmm
+
+
+def _make_scatter(original: Function) -> Function:
+    is_compiling, scatter = torch.compiler.is_compiling, messages.scatter
+
+    def reduce(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        return scatter(original, *args, **kwargs)
+
+    return reduce
+
+
+def _make_segment(original: Function) -> Function:
+    is_compiling, segment = torch.compiler.is_compiling, messages.segment
+
+    def reduce(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        return segment(original, *args, **kwargs)
+
+    return reduce
+
+
+_utils = torch_geometric.utils
+
+REGISTRY: tuple[Replacement, ...] = (
+    Replacement(
+        MessagePassing._index_select_safe,
+        MessagePassing,
+        _make_gather,
+        "gathers messages lazily",
+    ),
+    Replacement(_utils.scatter, _AGGREGATIONS, _make_scatter, "reduces lazy messages fused"),
+    Replacement(_utils.segment, _AGGREGATIONS, _make_segment, "forms lazy messages"),
+    Replacement(gcn_norm, _LAYERS, _make_memo, "returns the same tensors again"),
+    Replacement(
+        _utils.add_remaining_self_loops, _LAYERS, _make_memo, "returns the same tensors again"
+    ),
+    Replacement(_utils.add_self_loops, _LAYERS, _make_memo, "returns the same tensors again"),
+    Replacement(_utils.remove_self_loops, _LAYERS, _make_memo, "returns the same tensors again"),
+    Replacement(_utils.get_laplacian, _LAYERS, _make_memo, "returns the same tensors again"),
+    Replacement(ChebConv.__norm__, ChebConv, _make_norm, "returns the same tensors again"),
+    Replacement(_utils.spmm, _LAYERS, _make_spmm, "multiplies sparse adjacencies fused"),
+)
+
+_lock = threading.RLock()
+_installed: list[tuple[Replacement, Function]] = []
+_accelerated: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
+
+
+def patch(strict: bool | None = None) -> None:
+    r"""Runs PyG's message passing fused from now on, in models built before or after.
+
+    Calling it again changes nothing but :obj:`strict`. Nothing of CUDA is touched. The environment
+    variable :obj:`PYG_IOAWARE_DISABLE=1` makes it do nothing.
+
+    Args:
+        strict (bool, optional): If set, a layer that would run on stock PyG raises
+            :class:`FallbackError` with every reason. (default: :obj:`True` if the environment
+            has :obj:`PYG_IOAWARE_STRICT=1`, else :obj:`False`)
+    """
+    if _environment("PYG_IOAWARE_DISABLE"):
+        logger.warning("PYG_IOAWARE_DISABLE is set: PyG stays as it is")
+        return
+    with _lock:
+        _install()
+        SWITCH.patched = True
+        SWITCH.strict = _environment("PYG_IOAWARE_STRICT") if strict is None else strict
+
+
+def unpatch() -> None:
+    r"""Puts PyG's own functions back.
+
+    While models are accelerated one by one, the functions stay replaced for them; no other model
+    notices. What the cache holds stays until :meth:`~pyg_ioaware.clear_cache`.
+    """
+    with _lock:
+        SWITCH.patched = SWITCH.strict = False
+        _uninstall_if_unused()
+
+
+def is_patched() -> bool:
+    """Tells whether :meth:`patch` is in force."""
+    return SWITCH.patched
+
+
+@contextlib.contextmanager
+def patched(strict: bool | None = None) -> Iterator[None]:
+    r"""Patches PyG inside a :obj:`with` block, and leaves things as they were before it.
+
+    Args:
+        strict (bool, optional): See :meth:`patch`. (default: :obj:`None`)
+    """
+    before = (SWITCH.patched, SWITCH.strict)
+    patch(strict)
+    try:
+        yield
+    finally:
+        with _lock:
+            SWITCH.patched, SWITCH.strict = before
+            _uninstall_if_unused()
+
+
+def accelerate(model: Module) -> Module:
+    r"""Runs one model fused and leaves all others alone.
+
+    A private flag on the model's modules says so; it travels with copies and pickles, and changes
+    neither parameters nor names.
+
+    Args:
+        model (torch.nn.Module): The model.
+
+    Returns:
+        torch.nn.Module: The same model.
+
+    Raises:
+        TypeError: If :obj:`model` is not a module.
+    """
+    _check_module(model, "accelerate")
+    with _lock:
+        _install()
+        for module in model.modules():
+            module.__dict__[FLAG] = True
+        _accelerated.add(model)
+    return model
+
+
+def decelerate(model: Module) -> Module:
+    r"""Undoes :meth:`accelerate`.
+
+    Args:
+        model (torch.nn.Module): The model.
+
+    Returns:
+        torch.nn.Module: The same model.
+
+    Raises:
+        TypeError: If :obj:`model` is not a module.
+    """
+    _check_module(model, "decelerate")
+    with _lock:
+        for module in model.modules():
+            module.__dict__.pop(FLAG, None)
+        _accelerated.discard(model)
+        _uninstall_if_unused()
+    return model
+
+
+def _install() -> None:
+    if _installed:
+        return
+    try:
+        for row in REGISTRY:
+            _installed.append((row, row.install()))
+    except BaseException:
+        _uninstall()
+        raise
+
+
+def _uninstall() -> None:
+    while _installed:
+        row, wrapper = _installed.pop()
+        row.restore(wrapper)
+
+
+def _uninstall_if_unused() -> None:
+    if not SWITCH.patched and len(_accelerated) == 0:
+        _uninstall()
+
+
+def _environment(name: str) -> bool:
+    return os.environ.get(name, "").lower() not in ("", "0", "false", "no")
+
+
+def _check_module(model: Any, name: str) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"'{name}' expects a 'torch.nn.Module' (got '{type(model)}')")

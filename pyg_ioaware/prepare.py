@@ -1,0 +1,190 @@
+"""Structures ahead of time, the cache's switches, and the counters."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import is_torch_sparse_tensor
+
+from pyg_ioaware import ops
+from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.graph.csr import Adjacency
+from pyg_ioaware.record import RECORD
+
+Size = int | tuple[int, int]
+
+
+def prepare(
+    edge_index: Any,
+    size: Size | None = None,
+    *,
+    flow: str = "source_to_target",
+    compile: bool = True,
+) -> None:
+    r"""Builds the structure of a graph, for both directions, and compiles the kernels.
+
+    What a layer would do at its first forward and backward is done now: for serving, for timing,
+    or before a fork.
+
+    Args:
+        edge_index (torch.Tensor, EdgeIndex or SparseTensor): The graph, the very object that the
+            layers will get: an :obj:`edge_index` of shape :obj:`[2, E]`, or a transposed sparse
+            adjacency (row = target).
+        size (int or tuple, optional): The number of nodes, or of sources and targets. Needed for
+            an :obj:`edge_index` that does not say it itself. (default: :obj:`None`)
+        flow (str, optional): As for :class:`~torch_geometric.nn.MessagePassing`.
+            (default: :obj:`"source_to_target"`)
+        compile (bool, optional): If set, compiles the kernels for float32.
+            (default: :obj:`True`)
+
+    Raises:
+        ValueError: If the graph is of another form, the size is missing, or an index is out of
+            range.
+    """
+    adj = _structure(edge_index, size, flow)
+    if adj is None:
+        raise ValueError(
+            "'prepare' found indices outside of the graph (got a graph of size "
+            f"{size}); check 'edge_index' or give the right 'size'"
+        )
+    _ = adj.by_source
+    if compile:
+        compile_kernels(adj.by_target.rowptr.device)
+
+
+def compile_kernels(device: torch.device | str, dtype: torch.dtype = torch.float32) -> None:
+    r"""Compiles every kernel that the fused operations use, by running it on a tiny graph.
+
+    Args:
+        device (torch.device or str): The device.
+        dtype (torch.dtype, optional): The dtype of the features. (default: float32)
+    """
+    src = torch.tensor([0, 1, 1], device=device)
+    for order in (src, src.flip(0)):
+        adj = Adjacency.from_pair(src, order, 2, 2)
+        assert adj is not None
+        for weight in (None, torch.ones(3, device=device, dtype=dtype, requires_grad=True)):
+            x = torch.ones(2, 8, device=device, dtype=dtype, requires_grad=True)
+            outs = [ops.spmm(x, adj, weight, mean=mean) for mean in (False, True)]
+            outs += [ops.reduce(x, adj, weight, reduce=name) for name in ("max", "min")]
+            torch.stack(outs).sum().backward()
+            with torch.no_grad():
+                ops.reduce(x, adj, weight)
+
+
+def stats(reset: bool = False) -> dict[str, Any]:
+    r"""Returns what ran fused and what ran on stock PyG since the start or the last reset.
+
+    Args:
+        reset (bool, optional): If set, starts counting anew. (default: :obj:`False`)
+
+    Returns:
+        dict: Under :obj:`"layers"`, for each kind of layer, the number of :obj:`"fused"`
+        aggregations and those by :obj:`"stock"` PyG by reason; under :obj:`"cache"` the
+        :obj:`"hits"`, :obj:`"misses"`, :obj:`"entries"`, :obj:`"bytes"` and
+        :obj:`"uncacheable"` look-ups.
+    """
+    RECORD.settle()
+    info = CACHE.info()
+    result = {
+        "layers": {
+            name: {"fused": calls.fused, "stock": dict(calls.stock)}
+            for name, calls in sorted(RECORD.layers.items())
+        },
+        "cache": {
+            "hits": info.hits,
+            "misses": info.misses,
+            "entries": info.entries,
+            "bytes": info.nbytes,
+            "uncacheable": info.uncacheable,
+        },
+    }
+    if reset:
+        RECORD.clear()
+        CACHE.reset_counters()
+    return result
+
+
+def clear_cache() -> None:
+    """Frees every structure that is held; the next call of each layer builds its own again."""
+    CACHE.clear()
+
+
+def invalidate(edge_index: Any) -> int:
+    r"""Forgets what was derived from a graph, after a write that PyTorch does not count.
+
+    Writes through :obj:`.data`, a NumPy alias or a raw pointer bump no version, so the cache
+    cannot see them.
+
+    Args:
+        edge_index (torch.Tensor, EdgeIndex or SparseTensor): The graph.
+
+    Returns:
+        int: How many entries were dropped.
+    """
+    return sum(CACHE.invalidate(t) for t in _parts(edge_index))
+
+
+def cache_limits(
+    max_bytes: int | None = None, max_entries: int | None = None, verify: bool | None = None
+) -> None:
+    r"""Bounds the cache; the least recently used entries go first, the newest always stays.
+
+    Args:
+        max_bytes (int, optional): Largest number of bytes held. (default: unchanged, at first
+            4 GiB)
+        max_entries (int, optional): Largest number of structures held. (default: unchanged, at
+            first :obj:`512`)
+        verify (bool, optional): If set, every hit compares a checksum of the indices and raises
+            :class:`RuntimeError` if they changed behind PyTorch's back: slow, for debugging.
+            (default: unchanged, at first :obj:`False`)
+
+    Raises:
+        ValueError: If a limit is negative.
+    """
+    CACHE.limit(max_bytes, max_entries)
+    if verify is not None:
+        CACHE.clear()
+        CACHE.verify = verify
+
+
+def _structure(edge_index: Any, size: Size | None, flow: str) -> Adjacency | None:
+    if flow not in ("source_to_target", "target_to_source"):
+        raise ValueError(
+            "'flow' must be 'source_to_target' or 'target_to_source' " f"(got '{flow}')"
+        )
+    if isinstance(edge_index, SparseTensor):
+        rowptr, col, _ = edge_index.csr()
+        return CACHE.adjacency_rows(rowptr, col, edge_index.size(1))
+    if isinstance(edge_index, Tensor) and is_torch_sparse_tensor(edge_index):
+        if edge_index.layout != torch.sparse_csr:
+            raise ValueError(f"'prepare' expects a CSR matrix (got '{edge_index.layout}')")
+        crow, col = edge_index.crow_indices(), edge_index.col_indices()
+        return CACHE.adjacency_rows(crow, col, edge_index.size(1))
+    if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        got = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index)
+        raise ValueError(f"'prepare' expects an 'edge_index' of shape [2, E] (got {got})")
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"'prepare' expects int64 or int32 indices (got '{edge_index.dtype}')")
+    if size is None:
+        size = getattr(edge_index, "_sparse_size", (None, None))
+        if None in size:
+            raise ValueError("'prepare' needs 'size', the number of nodes (got None)")
+    num_src, num_dst = (size, size) if isinstance(size, int) else size
+    row, col = (0, 1) if flow == "source_to_target" else (1, 0)
+    sizes = (num_src, num_dst) if flow == "source_to_target" else (num_dst, num_src)
+    return CACHE.adjacency(edge_index[row], edge_index[col], *sizes)
+
+
+def _parts(edge_index: Any) -> list[Tensor]:
+    if isinstance(edge_index, SparseTensor):
+        storage = edge_index.storage
+        return [t for t in (storage._row, storage._rowptr, storage._col) if t is not None]
+    if isinstance(edge_index, Tensor) and is_torch_sparse_tensor(edge_index):
+        if edge_index.layout == torch.sparse_csr:
+            return [edge_index.crow_indices(), edge_index.col_indices()]
+        return [edge_index._indices()] if edge_index.layout == torch.sparse_coo else []
+    if isinstance(edge_index, Tensor):
+        return [edge_index]
+    raise ValueError(f"'invalidate' expects a graph (got '{type(edge_index)}')")
