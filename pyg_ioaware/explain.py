@@ -45,6 +45,7 @@ class Explanation:
         for name, calls in self.layers.items():
             if calls.fused:
                 lines.append(f"{name}: {calls.fused} aggregation(s) fused")
+            lines += [f"{name}: formed besides, {what}" for what in calls.formed]
         lines += [f"stock PyG, {why}" for why in self.reasons]
         return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """Installs the seams into PyG, and takes them out again."""
 
 import contextlib
+import functools
 import logging
 import os
 import sys
@@ -78,7 +79,8 @@ def _exchange(old: Function, new: Function, packages: tuple[str, ...]) -> None:
                 setattr(module, name, new)
 
 
-# Wrappers keep all that they refer to in closure cells: their globals are the original's.
+# Wrappers keep all that they refer to in closure cells, inner annotations included: their globals
+# are the original's.
 
 
 def _make_gather(original: Function) -> Function:
@@ -108,15 +110,12 @@ def _make_memo(original: Function) -> Function:
 
 def _make_norm(original: Function) -> Function:
     is_enabled, is_compiling = enabled, torch.compiler.is_compiling
-    memoise, name = messages.memoise, original.__qualname__
+    memoise, name, partial = messages.memoise, original.__qualname__, functools.partial
 
     def __norm__(self: ChebConv, *args: Any, **kwargs: Any) -> Any:
-        def norm(*args: Any, **kwargs: Any) -> Any:
-            return original(self, *args, **kwargs)
-
         if is_compiling() or not is_enabled(self):
-            return norm(*args, **kwargs)
-        return memoise(name, norm, args, kwargs)
+            return original(self, *args, **kwargs)
+        return memoise(name, partial(original, self), args, kwargs)
 
     return __norm__
 
@@ -167,7 +166,7 @@ REGISTRY: tuple[Replacement, ...] = (
         _make_gather,
         "gathers messages lazily",
     ),
-    Replacement(_utils.scatter, _AGGREGATIONS, _make_scatter, "reduces lazy messages fused"),
+    Replacement(_utils.scatter, _AGGREGATIONS + _LAYERS, _make_scatter, "reduces lazy messages fused"),
     Replacement(_utils.segment, _AGGREGATIONS, _make_segment, "forms lazy messages"),
     Replacement(gcn_norm, _LAYERS, _make_memo, "returns the same tensors again"),
     Replacement(

@@ -20,10 +20,13 @@ class LayerCalls:
     Attributes:
         fused (int): Aggregations that ran fused.
         stock (Counter): Aggregations that ran on stock PyG, by reason.
+        formed (Counter): Fused aggregations in layers that formed other messages besides, such
+            as attention scores, by what used them.
     """
 
     fused: int = 0
     stock: "Counter[str]" = field(default_factory=Counter)
+    formed: "Counter[str]" = field(default_factory=Counter)
 
 
 class Record:
@@ -35,12 +38,14 @@ class Record:
         self._local = threading.local()
 
     def fused(self, layer: str) -> None:
-        """Notes a fused aggregation; whatever its layer gathered besides is settled with it."""
+        """Notes a fused aggregation; whatever its layer formed besides is settled with it."""
+        pending = getattr(self._local, "pending", None)
         self._local.pending = None
         with self._lock:
-            self._of(layer).fused += 1
-        if (seen := self._seen) is not None:
-            seen.setdefault(layer, LayerCalls()).fused += 1
+            calls = self._of(layer)
+            calls.fused += 1
+            if pending is not None and pending[0] == layer:
+                calls.formed["; ".join(pending[1])] += 1
 
     def pend(self, layer: str, reason: str) -> None:
         """Notes that a layer formed messages; they count once an aggregation takes them."""
@@ -73,9 +78,7 @@ class Record:
         text = "; ".join(reasons)
         with self._lock:
             self._of(layer).stock[text] += 1
-        if (seen := self._seen) is not None:
-            seen.setdefault(layer, LayerCalls()).stock[text] += 1
-        if strict and SWITCH.strict and seen is None:
+        if strict and SWITCH.strict and self._seen is None:
             raise FallbackError(
                 f"'{layer}' would run on stock PyG, which 'patch(strict=True)' forbids: {text}"
             )
@@ -104,7 +107,9 @@ class Record:
         return seen
 
     def _of(self, layer: str) -> LayerCalls:
-        return self.layers.setdefault(layer, LayerCalls())
+        seen = self._seen
+        book = self.layers if seen is None else seen  # what is watched counts apart
+        return book.setdefault(layer, LayerCalls())
 
 
 RECORD = Record()

@@ -11,6 +11,7 @@ import types
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
+from typing import Any
 
 from pyg_ioaware.cli.errors import CommandError
 
@@ -39,7 +40,7 @@ def main(target: Sequence[str], module: bool, strict: bool, stats: bool) -> int:
         raise CommandError("run: give a script, or -m and a module")
     name = target[0]
     _check(name, module)
-    pyg_ioaware.patch(strict=strict)
+    pyg_ioaware.patch(strict=strict or None)
     sys.argv = list(target)
     try:
         if module:
@@ -51,8 +52,22 @@ def main(target: Sequence[str], module: bool, strict: bool, stats: bool) -> int:
             runpy.run_path(name, run_name="__main__")
     finally:
         if stats:
-            print(f"pyg_ioaware: {pyg_ioaware.stats()}", file=sys.stderr, flush=True)
+            print(_summary(pyg_ioaware.stats()), file=sys.stderr, flush=True)
     return 0
+
+
+def _summary(stats: dict[str, Any]) -> str:
+    lines = [
+        f"{layer}: {calls['fused']} fused, {sum(calls['stock'].values())} stock"
+        + "".join(f"\n    {count} stock: {why}" for why, count in calls["stock"].items())
+        for layer, calls in stats["layers"].items()
+    ]
+    cache = stats["cache"]
+    lines.append(
+        f"cache: {cache['hits']} hits, {cache['misses']} misses, {cache['entries']} entries, "
+        f"{cache['bytes'] / 2**20:.1f} MiB"
+    )
+    return "\n".join(f"pyg_ioaware: {line}" for line in lines)
 
 
 def _check(name: str, module: bool) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from pyg_ioaware.cli.errors import CommandError, require
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from pyg_ioaware.demo.data import Graph
-    from pyg_ioaware.demo.worker import Config, Result
+    from pyg_ioaware.demo.worker import Result
 
 MODELS = {"gcn": "GCN", "sage": "SAGE-max"}
 
@@ -29,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", metavar="FOLDER", help="where --dataset keeps its files")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     for name, default in (("epochs", 100), ("hidden", 64), ("layers", 2)):
-        parser.add_argument(
-            f"--{name}", type=positive, default=default, help=f"default: {default}"
-        )
+        parser.add_argument(f"--{name}", type=positive, default=default, help=f"default: {default}")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--threads", type=positive, help="default: torch's choice")
     parser.add_argument("--device", choices=["cpu"], default="cpu")
@@ -110,6 +106,7 @@ def _train_all(graph: Graph, args: argparse.Namespace) -> dict[str, tuple[Result
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from pyg_ioaware.demo import data
+    from pyg_ioaware.demo.process import Worker, side_by_side
     from pyg_ioaware.demo.worker import Config
 
     columns = (
@@ -125,59 +122,27 @@ def _train_all(graph: Graph, args: argparse.Namespace) -> dict[str, tuple[Result
         path = os.path.join(folder, "graph.pt")
         data.save(graph, path)
 
-        def train(model: str, fused: bool) -> Result:
-            title = f"{MODELS[model]} {'fused' if fused else 'stock'}"
-            task = progress.add_task(title, total=args.epochs, loss="")
-            config = Config(
-                graph=path,
-                model=model,
-                fused=fused,
-                epochs=args.epochs,
-                hidden=args.hidden,
-                layers=args.layers,
-                seed=args.seed,
-                threads=args.threads or torch.get_num_threads(),
-            )
-            return _work(
-                config,
-                title,
-                lambda loss: progress.update(task, advance=1, loss=f"loss {loss:.4f}"),
-            )
+        def train(model: str) -> tuple[Result, Result]:
+            workers, reports = [], []
+            for fused in (False, True):
+                title = f"{MODELS[model]} {'fused' if fused else 'stock'}"
+                config = Config(
+                    graph=path,
+                    model=model,
+                    fused=fused,
+                    hidden=args.hidden,
+                    layers=args.layers,
+                    seed=args.seed,
+                    threads=args.threads or torch.get_num_threads(),
+                )
+                workers.append(Worker(config, title))
+                task = progress.add_task(title, total=args.epochs, loss="")
+                reports.append(_reporter(progress, task))
+            with workers[0], workers[1]:
+                return side_by_side((workers[0], workers[1]), args.epochs, tuple(reports))
 
-        return {MODELS[m]: (train(m, False), train(m, True)) for m in dict.fromkeys(args.models)}
-
-
-def _work(config: Config, title: str, each_epoch: Callable[[float], None]) -> Result:
-    """Runs one worker to its end."""
-    from pyg_ioaware.demo.worker import Result
-
-    command = [sys.executable, "-m", "pyg_ioaware.demo.worker", json.dumps(asdict(config))]
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    with tempfile.TemporaryFile("w+") as errors:
-        result = None
-        with subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith('{"loss"'):
-                    each_epoch(json.loads(line)["loss"])
-                elif line.startswith('{"result"'):
-                    result = Result(**json.loads(line)["result"])
-        if process.returncode or result is None:
-            raise CommandError(f"{title}: {_last_words(errors, process.returncode)}", code=1)
-    return result
+        return {MODELS[model]: train(model) for model in dict.fromkeys(args.models)}
 
 
-def _last_words(errors: IO[str], code: int) -> str:
-    """Shows all that a failed worker wrote, and returns its last line."""
-    errors.seek(0)
-    text = errors.read().strip()
-    if text:
-        print(text, file=sys.stderr)
-    return text.splitlines()[-1] if text else f"the training process ended with status {code}"
+def _reporter(progress: Progress, task: TaskID) -> Callable[[float], None]:
+    return lambda loss: progress.update(task, advance=1, loss=f"loss {loss:.4f}")

@@ -161,7 +161,7 @@ def _complete(
         labelled = y >= 0
         if not labelled.any():
             raise CommandError("no node has a label")
-        classes, index = y[labelled].unique(return_inverse=True)
+        _, index = y[labelled].unique(return_inverse=True)
         y = torch.zeros_like(y).masked_scatter(labelled, index)
     train, test = _split(masks, labelled, generator, notes)
     return Graph(name, x.contiguous(), edges, y, train, test, notes)

@@ -70,7 +70,7 @@ class _File:
         if array.size:
             low, high = int(array.min()), int(array.max())
             bad = low if low < 0 else high
-            self.check(0 <= low and high < size, f"'{key}' holds {bad}, not in 0 to {size - 1}")
+            self.check(low >= 0 and high < size, f"'{key}' holds {bad}, not in 0 to {size - 1}")
         return array
 
     def scalar(self, key: str, kinds: str, what: str) -> int:
@@ -187,9 +187,5 @@ def _mask(file: _File, key: str, n: int) -> Array:
     )
     if mask.ndim == 2 and len(mask):
         mask = mask[0]
-    file.check(
-        mask.shape == (n,), f"'{key}' must have {n} entries (got shape {list(mask.shape)})"
-    )
+    file.check(mask.shape == (n,), f"'{key}' must have {n} entries (got shape {list(mask.shape)})")
     return mask.astype(bool)
-
-

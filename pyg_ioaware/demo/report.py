@@ -15,7 +15,7 @@ Pairs = dict[str, tuple[Result, Result]]
 
 FIRST_LOSS = 1e-4
 """Relative difference allowed before any update: rounding alone."""
-LATER_LOSS = 0.05
+LATER_LOSS = 0.01
 """Difference allowed later, in units of the first loss: Adam amplifies rounding from step to step,
 and a maximum that is nearly a tie may fall to another neighbour."""
 
@@ -64,9 +64,9 @@ def table(pairs: Pairs, score: str) -> Table:
             "gain",
             "",
             "",
-            _ratio(stock.epoch, fused.epoch, "faster"),
+            _ratio(stock.epoch, fused.epoch, "faster", "slower"),
             "",
-            _ratio(stock.step_memory, fused.step_memory, "less"),
+            _ratio(stock.step_memory, fused.step_memory, "less", "more"),
             "",
             style="bold",
             end_section=True,
@@ -108,5 +108,7 @@ def _mebibytes(size: int | None) -> str:
     return "unknown" if size is None else f"{size / 2**20:.1f} MiB"
 
 
-def _ratio(stock: float | None, fused: float | None, word: str) -> str:
-    return f"{stock / fused:.1f}x {word}" if stock and fused else ""
+def _ratio(stock: float | None, fused: float | None, gain: str, loss: str) -> str:
+    if not stock or not fused:
+        return ""
+    return f"{stock / fused:.1f}x {gain}" if fused <= stock else f"{fused / stock:.1f}x {loss}"

@@ -1,17 +1,18 @@
 """Trains one model in a process of its own: ``python -m pyg_ioaware.demo.worker CONFIG``.
 
 A fresh process for every model and variant gives each one the same start and makes the peak of
-its memory its own. Results go to stdout as one JSON object a line.
+its memory its own. Every line of stdin is a number of epochs to train; at its end the worker
+measures and stops. What it finds goes to stdout, one JSON object a line.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,6 @@ class Config:
     graph: str
     model: str
     fused: bool
-    epochs: int
     hidden: int
     layers: int
     seed: int
@@ -62,7 +62,7 @@ class Net(torch.nn.Module):
         options = {"sage": {"aggr": "max"}}.get(model, {})
         layer = {"gcn": GCNConv, "sage": SAGEConv}[model]
         self.convs = torch.nn.ModuleList(
-            layer(*size, **options) for size in zip(sizes, sizes[1:], strict=False)
+            layer(*size, **options) for size in itertools.pairwise(sizes)
         )
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def score_of(out: Tensor, y: Tensor) -> float:
 
 
 def train(config: Config) -> Result:
-    """Trains as `config` says, printing the loss of every epoch."""
+    """Trains as `config` and stdin say, printing the loss of every epoch."""
     torch.set_num_threads(config.threads)
     graph = data.load(config.graph)
     if config.fused:
@@ -106,16 +106,18 @@ def train(config: Config) -> Result:
         optimizer.zero_grad()
         out = net(graph.x, graph.edge_index)
         loss = loss_of(out[graph.train_mask], graph.y[graph.train_mask])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.item()
 
     losses, times = [], []
-    for _ in range(config.epochs):
-        start = time.perf_counter()
-        losses.append(step())
-        times.append(time.perf_counter() - start)
-        print(json.dumps({"loss": losses[-1]}), flush=True)
+    _say(ready=True)
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            losses.append(step())
+            times.append(time.perf_counter() - start)
+            _say(loss=losses[-1])
     net.eval()
     with torch.no_grad():
         out = net(graph.x, graph.edge_index)
@@ -141,17 +143,20 @@ def train(config: Config) -> Result:
     )
 
 
+def _say(**message: object) -> None:
+    print(json.dumps(message), flush=True)
+
+
 def _fused_calls() -> int:
     import pyg_ioaware
 
-    stats: Any = pyg_ioaware.stats()
-    return int(stats["fused"])
+    return sum(layer["fused"] for layer in pyg_ioaware.stats()["layers"].values())
 
 
 def main() -> None:
     """Reads the configuration (JSON) from the command line and prints the result."""
     result = train(Config(**json.loads(sys.argv[1])))
-    print(json.dumps({"result": asdict(result)}), flush=True)
+    _say(result=asdict(result))
 
 
 if __name__ == "__main__":

@@ -112,11 +112,10 @@ class Cache:
         Returns:
             Adjacency, optional: :obj:`None` if an index is out of range.
         """
-        src, dst = unwrap(src), unwrap(dst)
         value: Adjacency | None = self.get(
             ("pair", num_src, num_dst),
             (src, dst),
-            lambda: Adjacency.from_pair(src, dst, num_src, num_dst),
+            lambda: Adjacency.from_pair(unwrap(src), unwrap(dst), num_src, num_dst),
             _adjacency_bytes,
         )
         return value
@@ -133,11 +132,10 @@ class Cache:
 
     def elements(self, index: Tensor, num_sets: int) -> Adjacency | None:
         """Returns the structure in which element e is an edge from e to :obj:`index[e]`."""
-        index = unwrap(index)
 
         def build() -> Adjacency | None:
             places = torch.arange(index.numel(), device=index.device)
-            return Adjacency.from_pair(places, index, index.numel(), num_sets)
+            return Adjacency.from_pair(places, unwrap(index), index.numel(), num_sets)
 
         value: Adjacency | None = self.get(
             ("elements", num_sets), (index,), build, _adjacency_bytes
@@ -238,6 +236,8 @@ class Cache:
             entry = self._entries.get(key)
             if entry is not None and any(r is ref for r in entry.refs):
                 self._drop(key)
+            # What an entry derived dies with it, and takes further entries along in this loop.
+            entry = None
 
     def _check(self, entry: _Entry, anchors: Sequence[Tensor]) -> None:
         if self.verify and entry.checksums != tuple(_checksum(t) for t in anchors):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware import engines
-from pyg_ioaware.graph.tiles import SPLIT, split_rows
+from pyg_ioaware.graph.tiles import split_rows
 
 _INT32_MAX = 2**31 - 1
 
@@ -158,7 +158,9 @@ def _index_dtype(largest: int) -> torch.dtype:
 
 
 def _csr(rowptr: Tensor, idx: Tensor, perm: Tensor | None) -> CSR:
-    return CSR(rowptr, idx, perm, split_rows(rowptr, SPLIT), SPLIT)
+    engine = engines.of(rowptr.device)
+    split = _INT32_MAX if engine is None else engine.split
+    return CSR(rowptr, idx, perm, split_rows(rowptr, split), split)
 
 
 def _compress(key: Tensor, n: int, dtype: torch.dtype) -> Tensor:

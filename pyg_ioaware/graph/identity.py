@@ -28,7 +28,8 @@ def identity(tensor: Tensor) -> Identity | None:
     r"""Returns the identity of a strided tensor.
 
     An :class:`~torch_geometric.EdgeIndex` has two versions, its own and that of the data inside,
-    and an in-place change moves only one of them.
+    and an in-place change moves only one of them. Its rows share the former alone, and know the
+    latter through the tensor that they are views of.
 
     Returns:
         Identity, optional: :obj:`None` if the tensor counts no versions (it was made in inference
@@ -38,7 +39,10 @@ def identity(tensor: Tensor) -> Identity | None:
     if data.is_inference() or tensor.is_inference():
         return None
     storage = data.untyped_storage()
-    version: Hashable = data._version if data is tensor else (data._version, tensor._version)
+    version: Hashable = data._version
+    if data is not tensor:
+        base = tensor if tensor._base is None else tensor._base
+        version = (data._version, tensor._version, unwrap(base)._version)
     view = (
         id(storage),
         data.storage_offset(),

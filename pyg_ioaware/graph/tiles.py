@@ -3,9 +3,6 @@
 import torch
 from torch import Tensor
 
-# Long enough that a tile outweighs the merge of its partial result, short enough for balance.
-SPLIT = 2048
-
 
 def split_rows(rowptr: Tensor, split: int) -> Tensor:
     r"""Cuts every row with more than :obj:`split` edges into tiles of at most :obj:`split` edges.

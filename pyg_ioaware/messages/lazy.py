@@ -7,6 +7,7 @@ of a fused operation; for anything else it turns into the tensor that stock PyG 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_map
 
 from pyg_ioaware import ops, support
 from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.messages.commute import on_nodes
 from pyg_ioaware.record import RECORD
 
 Stock = Callable[..., Tensor]
@@ -137,12 +139,17 @@ class LazyMessage(Tensor):
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        first = args[0] if args else None
+        if type(first) is LazyMessage and first.weight is None and first.is_intact:
+            nodes = on_nodes(func, args, kwargs)
+            if nodes is not None:
+                return _commuted(func, nodes, args, kwargs)
         if func in _PRODUCTS and len(args) == 2 and not kwargs:
             product = _weighted(func, *args)
             if product is not None:
                 return product
-        if func in _NEW and type(args[0]) is LazyMessage and args[0].is_intact:
-            return func(args[0].src, *args[1:], **{"dtype": args[0].dtype, **kwargs})
+        if func in _NEW and type(first) is LazyMessage and first.is_intact:
+            return func(first.src, *args[1:], **{"dtype": first.dtype, **kwargs})
         reason, exposed = f"messages used by '{_name(func)}'", func in _ALIASES
 
         def plain(value: Any) -> Any:
@@ -179,9 +186,10 @@ def gather(conv: Any, src: Tensor, index: Tensor, stock: Stock) -> Tensor:
     owner = type(conv).__name__
     why = support.reasons(conv, src, index)
     if why:
-        RECORD.pend(owner, "; ".join(why))
+        if src.dim() > 1:  # a vector is no larger than the edges themselves
+            RECORD.pend(owner, "; ".join(why))
         return stock(conv, src, index)
-    return _lazy(owner, src, index, None, lambda: stock(conv, src, index))
+    return _lazy(owner, src, index, None, partial(stock, conv, src, index))
 
 
 def aggregate(
@@ -240,7 +248,7 @@ class _Connect(Function):
         return LazyMessage.wrap(owner, src, index, weight, form)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         src, weight = ctx.saved_tensors
         grad_src = grad_weight = None
         if ctx.needs_input_grad[0]:
@@ -284,6 +292,21 @@ def _weighted(func: Callable[..., Any], a: Any, b: Any) -> Tensor | None:
         return out
 
     return _lazy(messages.owner, messages.src, messages.index, vector, form)
+
+
+def _commuted(
+    func: Callable[..., Any], nodes: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> LazyMessage:
+    """Returns the lazy result of a function that was applied to the nodes already."""
+    messages: LazyMessage = args[0]
+
+    def form() -> Tensor:
+        # As stock does it, so that whoever looks sees what stock would show.
+        dense = messages.form(f"messages used after '{_name(func)}'")
+        out: Tensor = func(dense, *args[1:], **kwargs)
+        return out
+
+    return _lazy(messages.owner, nodes, messages.index, None, form)
 
 
 def _trailing(weight: Tensor, dim: int) -> Tensor:

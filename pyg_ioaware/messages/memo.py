@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_ioaware import support
 from pyg_ioaware.graph.cache import CACHE
-from pyg_ioaware.graph.identity import same_memory
+from pyg_ioaware.graph.identity import identity, same_memory
 
 Stock = Callable[..., Any]
 
@@ -39,7 +40,7 @@ class _Held:
         is_tuple = isinstance(outputs, tuple)
         self.outputs = tuple(hold(o) for o in outputs) if is_tuple else hold(outputs)
         self.tensors = _tensors(self.outputs)
-        self.versions = [t._version for t in self.tensors]
+        self.versions = self._versions()
 
     def give(self, arguments: list[Any]) -> Any:
         """Returns the outputs for these arguments."""
@@ -51,9 +52,12 @@ class _Held:
             return tuple(give(o) for o in self.outputs)
         return give(self.outputs)
 
+    def _versions(self) -> list[Hashable]:
+        return [i and i.version for i in map(identity, self.tensors)]
+
     @property
     def is_intact(self) -> bool:
-        return self.versions == [t._version for t in self.tensors]
+        return self.versions == self._versions()
 
     @property
     def nbytes(self) -> int:
@@ -142,7 +146,10 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _token(value: Any) -> Hashable:
     if isinstance(value, SparseTensor):
-        return ("SparseTensor", value.sizes())
+        return ("SparseTensor", tuple(value.sizes()))
+    if isinstance(value, EdgeIndex):
+        # What it says about its data is no part of the data, and may decide the result.
+        return ("EdgeIndex", value._sparse_size, value._sort_order, value._is_undirected)
     if isinstance(value, Tensor):
         return (str(value.layout), tuple(value.shape), value.requires_grad)
     hashable: Hashable = (type(value).__name__, value)

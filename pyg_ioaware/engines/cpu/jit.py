@@ -39,7 +39,8 @@ NUMBA = {
     torch.int64: types.int64,
     torch.uint8: types.uint8,
 }
-device = njit(**OPTIONS)  # a function called by entries; compiled and cached as part of them
+# Wrappers that Python would need are left out: they double the time of compilation.
+device = njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # a function called by entries; compiled and cached as part of them
 
 
 class Args(types.Type):

@@ -18,9 +18,10 @@ one instruction per register. Such features, which are rare, are then recomputed
 # mypy: ignore-errors
 from pyg_ioaware.engines.cpu.gather import ahead, value, values
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
-from pyg_ioaware.engines.cpu.rows import address, dtype, first_row, launch
+from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
     any_lane,
+    bits_of,
     both,
     complement,
     either,
@@ -29,7 +30,6 @@ from pyg_ioaware.engines.cpu.vec import (
     ge,
     gt,
     int_ne,
-    lane_of,
     lanes,
     le,
     lt,
@@ -86,10 +86,10 @@ def _careful(begin, end, f, h, minimum, edges):
 
 
 @device
-def _mend(odd, count, to, at, to_arg, origin, begin, end, f, h, minimum, edges):
-    """Recomputes the features of a block of which some value is not finite."""
-    for lane in range(count):
-        if lane_of(odd, lane):
+def _mend(odd, to, at, to_arg, origin, begin, end, f, h, minimum, edges):
+    """Recomputes the features of a block of which some value is not finite: the bits of odd."""
+    for lane in range(64):
+        if (odd >> lane) & 1:
             best, first = _careful(begin, end, f + lane, h, minimum, edges)
             to[at + f + lane] = best
             if to_arg is not None:
@@ -97,7 +97,7 @@ def _mend(odd, count, to, at, to_arg, origin, begin, end, f, h, minimum, edges):
 
 
 @device
-def _block(zero, mask, count, to, at, to_arg, origin, begin, end, f, h, minimum, edges):
+def _block(zero, mask, to, at, to_arg, origin, begin, end, f, h, minimum, edges):
     """Reduces one block of features of a row; returns whether any arg is complemented."""
     best, special, tied = _worst(zero, minimum), zero, False
     if to_arg is None:
@@ -128,26 +128,36 @@ def _block(zero, mask, count, to, at, to_arg, origin, begin, end, f, h, minimum,
     if mask is not None:
         odd = both(odd, mask)
     if any_lane(odd):
-        _mend(odd, count, to, at, to_arg, origin, begin, end, f, h, minimum, edges)
+        _mend(bits_of(odd), to, at, to_arg, origin, begin, end, f, h, minimum, edges)
         tied = True
     return tied
+
+
+@device
+def _span(zero, to, at, to_arg, origin, begin, end, f, stop, h, minimum, edges):
+    """Reduces the features [f, ...) by whole blocks; returns where it stopped, and as _block."""
+    tied = False
+    while f + lanes(zero) <= stop:
+        tied |= _block(zero, None, to, at, to_arg, origin, begin, end, f, h, minimum, edges)
+        f += lanes(zero)
+    return f, tied
 
 
 @device
 def _row(to, at, to_arg, origin, begin, end, x, width, heads, minimum, edges):
     """Reduces the edges [begin, end) to to[at:]; returns whether any arg is complemented."""
     channels, tied = width // heads, False
-    wide, narrow = zeros(x, 128 if to_arg is None else 64), zeros(x, 32)
+    zero = zeros(x, 32)
     for h in range(heads):
         f, stop = h * channels, (h + 1) * channels
-        while f + lanes(wide) <= stop:
-            tied |= _block(wide, None, lanes(wide), to, at, to_arg, origin, begin, end, f, h, minimum, edges)
-            f += lanes(wide)
+        if to_arg is None:
+            f, _ = _span(zeros(x, 128), to, at, to_arg, origin, begin, end, f, stop, h, minimum, edges)
+        f, more = _span(zeros(x, 64), to, at, to_arg, origin, begin, end, f, stop, h, minimum, edges)
+        tied |= more
         while f < stop:
-            count = min(stop - f, lanes(narrow))
-            mask = tail(narrow, count)
-            tied |= _block(narrow, mask, count, to, at, to_arg, origin, begin, end, f, h, minimum, edges)
-            f += lanes(narrow)
+            mask = tail(zero, stop - f)
+            tied |= _block(zero, mask, to, at, to_arg, origin, begin, end, f, h, minimum, edges)
+            f += lanes(zero)
     return tied
 
 
@@ -209,21 +219,22 @@ def _entry(args):
             for t in range(item * count // items, (item + 1) * count // items):
                 if t == 0 or tiles[4 * (t - 1)] != tiles[4 * t]:
                     _merge(t, count, rowptr, tiles, out, arg, tied, partial, partial_arg, width, minimum)
-        elif item < count:
-            row, begin, end = tiles[4 * item], tiles[4 * item + 1], tiles[4 * item + 2]
-            at, origin = item * width, rowptr[row]
-            _row(partial, at, partial_arg, origin, begin, end, x, width, heads, minimum, edges)
         else:
-            first = first_row(rowptr, rows, item - count, items - count)
-            stop = first_row(rowptr, rows, item - count + 1, items - count)
+            in_tile = item < count
+            first, stop = rows_of(item, items, rowptr, rows, tiles, count)
+            to, to_arg = (partial, partial_arg) if in_tile else (out, arg)
             for row in range(first, stop):
-                begin, end = rowptr[row], rowptr[row + 1]
+                origin = begin = rowptr[row]
+                end, at = rowptr[row + 1], row * width
+                if in_tile:
+                    begin, end, at = tiles[4 * item + 1], tiles[4 * item + 2], item * width
+                elif end - begin > split:
+                    continue
+                more = _row(to, at, to_arg, origin, begin, end, x, width, heads, minimum, edges)
                 if begin == end:
                     _empty(row, out, arg, tied, width)
-                elif end - begin <= split:
-                    at = row * width
-                    any_more = _row(out, at, arg, begin, begin, end, x, width, heads, minimum, edges)
-                    _note(tied, row, any_more)
+                elif not in_tile:
+                    _note(tied, row, more)
         item = take(args)
 
 

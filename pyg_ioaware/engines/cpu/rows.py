@@ -29,6 +29,15 @@ def first_row(rowptr, rows, chunk, chunks):
     return low
 
 
+@device
+def rows_of(item, items, rowptr, rows, tiles, count):
+    """The range of rows of an item of phase 0: the row of a tile, or a chunk of rows."""
+    if item < count:
+        return tiles[4 * item], tiles[4 * item] + 1
+    first = first_row(rowptr, rows, item - count, items - count)
+    return first, first_row(rowptr, rows, item - count + 1, items - count)
+
+
 def block_of(values):
     """The block of an entry; see ``jit``."""
     return (ctypes.c_int64 * (HEAD + len(values)))(0, 0, 0, 0, 0, 0, 0, 0, *values)

@@ -8,7 +8,7 @@ Numerics  up to 16 registers' lanes summed apart, then as a tree; mean divides b
 
 # mypy: ignore-errors
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, take, unpack
-from pyg_ioaware.engines.cpu.rows import address, dtype, first_row, launch
+from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import add, fma, hsum, lanes, load, prefetch, tail, zeros
 
 AHEAD = 8  # edges between the prefetch of a row and its use
@@ -52,18 +52,15 @@ def _entry(args):
     items, last = items_of(args), rowptr[rows] - 1
     item = take(args)
     while item >= 0:
-        if item < count:
-            row, begin, end = tiles[4 * item], tiles[4 * item + 1], tiles[4 * item + 2]
-            n = rowptr[row + 1] - rowptr[row] if mean else 1
+        first, stop = rows_of(item, items, rowptr, rows, tiles, count)
+        for row in range(first, stop):
+            begin, end = rowptr[row], rowptr[row + 1]
+            n = end - begin if mean else 1
+            if item < count:
+                begin, end = tiles[4 * item + 1], tiles[4 * item + 2]
+            elif end - begin > split:
+                continue
             _row(row, begin, end, n, idx, perm, out, a, b, last, width, heads)
-        else:
-            first = first_row(rowptr, rows, item - count, items - count)
-            stop = first_row(rowptr, rows, item - count + 1, items - count)
-            for row in range(first, stop):
-                begin, end = rowptr[row], rowptr[row + 1]
-                if end - begin <= split:
-                    n = end - begin if mean else 1
-                    _row(row, begin, end, n, idx, perm, out, a, b, last, width, heads)
         item = take(args)
 
 

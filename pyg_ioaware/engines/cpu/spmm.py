@@ -9,7 +9,7 @@ Numerics  sums in edge order (blocks of 64 bytes or less: as four sums), tiles i
 
 # mypy: ignore-errors
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
-from pyg_ioaware.engines.cpu.rows import address, dtype, first_row, launch
+from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
     add,
     div,
@@ -130,17 +130,18 @@ def _entry(args):
         if phase == 1:
             first, stop = item * count // items, (item + 1) * count // items
             _merge(first, stop, count, rowptr, tiles, out, partial, width, mean)
-        elif item < count:
-            begin, end = tiles[4 * item + 1], tiles[4 * item + 2]
-            _row(partial, item * width, begin, end, 1, width, heads, x, edges)
         else:
-            first = first_row(rowptr, rows, item - count, items - count)
-            stop = first_row(rowptr, rows, item - count + 1, items - count)
+            in_tile = item < count
+            first, stop = rows_of(item, items, rowptr, rows, tiles, count)
+            to = partial if in_tile else out
             for row in range(first, stop):
-                begin, end = rowptr[row], rowptr[row + 1]
-                if end - begin <= split:
-                    n = end - begin if mean else 1
-                    _row(out, row * width, begin, end, n, width, heads, x, edges)
+                begin, end, at = rowptr[row], rowptr[row + 1], row * width
+                n = end - begin if mean else 1
+                if in_tile:
+                    begin, end, at, n = tiles[4 * item + 1], tiles[4 * item + 2], item * width, 1
+                elif end - begin > split:
+                    continue
+                _row(to, at, begin, end, n, width, heads, x, edges)
         item = take(args)
 
 

@@ -242,6 +242,17 @@ def any_lane(typingctx, mask):
 
 
 @intrinsic
+def bits_of(typingctx, mask):
+    """The mask as the low bits of an integer, lane 0 lowest."""
+
+    def codegen(context, builder, sig, args):
+        bits = builder.bitcast(args[0], ir.IntType(mask.lanes))
+        return builder.zext(bits, ir.IntType(64))
+
+    return types.int64(mask), codegen
+
+
+@intrinsic
 def hsum(typingctx, vec):
     """The sum over lanes, as a fixed tree."""
 
@@ -263,12 +274,3 @@ def hsum(typingctx, vec):
 
 
 
-
-@intrinsic
-def lane_of(typingctx, vec, index):
-    """One lane, by an index known only at run time."""
-
-    def codegen(context, builder, sig, args):
-        return builder.extract_element(args[0], args[1])
-
-    return vec.dtype(vec, types.intp), codegen

@@ -1,0 +1,88 @@
+"""Functions that commute with a gather: :obj:`f(x[index]) == f(x)[index]`.
+
+Applied to lazy messages, they are applied to the nodes instead, which are fewer, and the messages
+stay lazy.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Elementwise functions, of numbers and of messages of the same edges.
+_ELEMENTWISE = {
+    *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.softplus, F.logsigmoid, F.selu, F.hardtanh),
+    *(torch.relu, torch.sigmoid, torch.tanh, torch.exp, torch.log, torch.abs, torch.neg),
+    *(torch.sqrt, torch.square, torch.add, torch.sub, torch.mul, torch.div, torch.pow),
+    *(torch.sin, torch.cos, torch.clamp, torch.detach, Tensor.detach),
+    *(Tensor.relu, Tensor.sigmoid, Tensor.tanh, Tensor.exp, Tensor.log, Tensor.abs, Tensor.neg),
+    *(Tensor.sqrt, Tensor.square, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div, Tensor.pow),
+    *(Tensor.sin, Tensor.cos, Tensor.clamp),
+    *(Tensor.__add__, Tensor.__radd__, Tensor.__sub__, Tensor.__rsub__, Tensor.__mul__),
+    *(Tensor.__rmul__, Tensor.__truediv__, Tensor.__neg__, Tensor.__pow__),
+}
+_NUMBERS = (int, float, bool)
+_SHAPING = {Tensor.view, Tensor.reshape}
+
+
+def on_nodes(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor | None:
+    r"""Applies a function of messages to the nodes that they are gathered from.
+
+    Args:
+        func (callable): The function as PyTorch dispatches it.
+        args (tuple): Its arguments, the first of them lazy messages without a weight.
+        kwargs (dict): Its keyword arguments.
+
+    Returns:
+        torch.Tensor, optional: The function of the nodes; :obj:`None` if it does not commute, or
+        if there are more nodes than messages.
+    """
+    messages, rest = args[0], args[1:]
+    src: Tensor = messages.src
+    if src.size(0) > messages.size(0):
+        return None
+    out: Any = None
+    if func in _ELEMENTWISE and not kwargs.get("inplace"):
+        others = [_node_operand(v, messages) for v in rest]
+        if all(v is not None for v in others) and all(type(v) in _NUMBERS for v in kwargs.values()):
+            out = func(src, *others, **kwargs)
+    elif func is F.linear:
+        if all(v is None or type(v) in (Tensor, torch.nn.Parameter) for v in rest) and not kwargs:
+            out = func(src, *rest)
+    elif func in _SHAPING and not kwargs:
+        sizes = _trailing_sizes(messages, rest)
+        out = None if sizes is None else src.reshape(src.size(0), *sizes)
+    usable = isinstance(out, Tensor) and out.dim() in (2, 3) and out.is_floating_point()
+    return out if usable else None
+
+
+def _node_operand(value: Any, messages: Any) -> Any:
+    """Returns a number, or what other messages of the same edges gather from; else None."""
+    if type(value) in _NUMBERS:
+        return value
+    if type(value) is type(messages) and value.index is messages.index:
+        if value.weight is None and value.is_intact and value.src.size(0) == messages.src.size(0):
+            return value.src
+    return None
+
+
+def _trailing_sizes(messages: Tensor, rest: tuple[Any, ...]) -> list[int] | None:
+    """Returns what a view makes of each message, if it leaves the messages apart."""
+    sizes = rest[0] if len(rest) == 1 and isinstance(rest[0], tuple | list) else rest
+    if len(sizes) < 2 or not all(type(s) is int for s in sizes):
+        return None
+    first, width = sizes[0], math.prod(messages.shape[1:])
+    trailing = list(sizes[1:])
+    if first == messages.size(0) and trailing.count(-1) == 1:
+        known = -math.prod(trailing)
+        if known <= 0 or width % known:
+            return None
+        trailing[trailing.index(-1)] = width // known
+    elif first not in (-1, messages.size(0)):
+        return None
+    return trailing if math.prod(trailing) == width and min(trailing) >= 0 else None

@@ -1,0 +1,78 @@
+"""What all tests share: PyG is stock again after each of them, and memory is never clean."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+
+import pyg_ioaware
+from pyg_ioaware.patch import REGISTRY, _accelerated
+
+hypothesis.settings.register_profile("local", deadline=None, max_examples=15)
+hypothesis.settings.register_profile(
+    "ci", deadline=None, max_examples=15, derandomize=True, database=None
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def stock_again() -> Iterator[None]:
+    """Takes the patch out after each test, checks that nothing of it is left, empties the cache."""
+    yield
+    for model in list(_accelerated):
+        pyg_ioaware.decelerate(model)
+    pyg_ioaware.unpatch()
+    pyg_ioaware.clear_cache()
+    pyg_ioaware.stats(reset=True)
+    assert leftovers() == []
+
+
+def leftovers() -> list[str]:
+    """Returns the places where a function of PyG is not PyG's own."""
+    targets = [row.target for row in REGISTRY]
+    found = []
+    for row in REGISTRY:
+        cls = row.places
+        if isinstance(cls, type) and cls.__dict__[row.target.__name__] is not row.target:
+            found.append(row.name)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch_geometric"):
+            for key, value in list(vars(module).items()):
+                if any(getattr(value, "__wrapped__", None) is t for t in targets):
+                    found.append(f"{name}.{key}")
+    return found
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fills what the package allocates without a value, so that a row nobody wrote shows."""
+
+    def poisoned(allocate: Callable[..., Any]) -> Callable[..., Any]:
+        def allocate_and_fill(*args: Any, **kwargs: Any) -> Any:
+            out = allocate(*args, **kwargs)
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if caller.startswith("pyg_ioaware") and type(out) is torch.Tensor:
+                # An integer that is a place in most graphs: garbage, but no crash.
+                out.fill_(float("nan") if out.is_floating_point() else 1)
+            return out
+
+        return allocate_and_fill
+
+    for owner, name in (
+        (torch.Tensor, "new_empty"),
+        (torch, "empty"),
+        (torch, "empty_like"),
+    ):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))

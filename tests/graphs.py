@@ -1,0 +1,170 @@
+"""Hostile graphs, the forms of an adjacency, and Hypothesis strategies for both."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
+
+from pyg_ioaware.graph.csr import Adjacency
+
+# More edges than any engine gives to one worker, so that the row is split and merged.
+HUB_DEGREE = 2100
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Edges from :obj:`num_src` sources to :obj:`num_dst` targets."""
+
+    edge_index: Tensor
+    num_src: int
+    num_dst: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.size(1)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        adj = Adjacency.from_pair(*self.edge_index, self.num_src, self.num_dst)
+        assert adj is not None
+        return adj
+
+    @property
+    def transposed(self) -> "Graph":
+        return Graph(self.edge_index.flip(0), self.num_dst, self.num_src)
+
+
+def _edges(*pairs: tuple[int, int]) -> Tensor:
+    return torch.tensor(pairs, dtype=torch.long).view(-1, 2).t().contiguous()
+
+
+def random_edges(num_src: int, num_dst: int, num_edges: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    ends = [torch.randint(n, (num_edges,), generator=generator) for n in (num_src, num_dst)]
+    return torch.stack(ends)
+
+
+def by_target(edge_index: Tensor) -> Tensor:
+    return edge_index[:, edge_index[1].argsort(stable=True)]
+
+
+def by_source(edge_index: Tensor) -> Tensor:
+    return edge_index[:, edge_index[0].argsort(stable=True)]
+
+
+def _hub(num_nodes: int = 40) -> Tensor:
+    """One target with very many edges, and one source with as many."""
+    towards, away, rest = (random_edges(num_nodes, num_nodes, HUB_DEGREE, seed=i) for i in range(3))
+    towards[1], away[0] = 3, 5
+    edges = torch.cat([towards, away, rest[:, :60]], dim=1)
+    return edges[:, torch.randperm(edges.size(1), generator=torch.Generator().manual_seed(7))]
+
+
+def _strided() -> Tensor:
+    """Every other column of a larger tensor, its rows swapped: neither contiguous nor dense."""
+    return random_edges(9, 9, 60)[:, ::2].flip(0)[[1, 0]].t().contiguous().t()[:, 1:]
+
+
+_LOOPS = _edges((0, 0), (1, 1), (1, 1), (2, 0), (0, 2), (3, 1), (2, 2))
+_DUPLICATES = _edges((0, 1), (0, 1), (2, 1), (0, 1), (3, 0), (3, 0), (1, 3))
+
+SQUARE: dict[str, Graph] = {
+    "no_edges": Graph(_edges(), 4, 4),
+    "no_nodes": Graph(_edges(), 0, 0),
+    "one_node": Graph(_edges(), 1, 1),
+    "one_edge": Graph(_edges((1, 0)), 2, 2),
+    "one_loop": Graph(_edges((0, 0)), 1, 1),
+    "isolated": Graph(_edges((5, 2), (2, 5), (5, 5), (7, 2)), 10, 10),
+    "loops": Graph(_LOOPS, 4, 4),
+    "duplicates": Graph(_DUPLICATES, 4, 4),
+    "path": Graph(_edges((0, 1), (1, 2), (2, 3), (3, 4)), 5, 5),
+    "star": Graph(_edges(*[(i, 0) for i in range(1, 9)], (0, 4)), 9, 9),
+    "sorted_by_target": Graph(by_target(random_edges(12, 12, 50)), 12, 12),
+    "sorted_by_source": Graph(by_source(random_edges(12, 12, 50)), 12, 12),
+    "unsorted": Graph(random_edges(12, 12, 50), 12, 12),
+    "strided": Graph(_strided(), 9, 9),
+    "int32": Graph(random_edges(12, 12, 50).int(), 12, 12),
+    "hub": Graph(_hub(), 40, 40),
+}
+
+BIPARTITE: dict[str, Graph] = {
+    "wide": Graph(random_edges(17, 5, 40), 17, 5),
+    "tall": Graph(random_edges(4, 19, 40), 4, 19),
+    "no_targets": Graph(_edges(), 6, 0),
+    "no_sources": Graph(_edges(), 0, 6),
+    "unused_sources": Graph(random_edges(10, 8, 30), 100, 8),
+}
+
+GRAPHS: dict[str, Graph] = SQUARE | BIPARTITE
+
+
+def _edge_index(order: str | None) -> Callable[[Graph, Tensor | None], tuple[Any, Tensor | None]]:
+    def make(graph: Graph, weight: Tensor | None) -> tuple[Any, Tensor | None]:
+        edges = graph.edge_index
+        if order is not None:
+            place = edges[0 if order == "row" else 1].argsort(stable=True)
+            edges, weight = edges[:, place], None if weight is None else weight[place]
+        size = (graph.num_src, graph.num_dst)
+        return EdgeIndex(edges.contiguous(), sparse_size=size, sort_order=order), weight
+
+    return make
+
+
+def _plain(dtype: torch.dtype) -> Callable[[Graph, Tensor | None], tuple[Any, Tensor | None]]:
+    def make(graph: Graph, weight: Tensor | None) -> tuple[Any, Tensor | None]:
+        return graph.edge_index.to(dtype), weight
+
+    return make
+
+
+def _torch_sparse(layout: str) -> Callable[[Graph, Tensor | None], tuple[Any, Tensor | None]]:
+    def make(graph: Graph, weight: Tensor | None) -> tuple[Any, Tensor | None]:
+        value = torch.ones(graph.num_edges) if weight is None else weight
+        size = (graph.num_dst, graph.num_src)
+        adj = torch.sparse_coo_tensor(graph.edge_index.flip(0), value, size)
+        return getattr(adj, f"to_sparse_{layout}")() if layout != "coo" else adj.coalesce(), None
+
+    return make
+
+
+def _sparse_tensor(graph: Graph, weight: Tensor | None) -> tuple[Any, Tensor | None]:
+    source, target = graph.edge_index.long()
+    size = (graph.num_dst, graph.num_src)
+    return SparseTensor(row=target, col=source, value=weight, sparse_sizes=size), None
+
+
+# Each makes what a layer takes as 'edge_index', and as 'edge_weight' next to it (None where the
+# adjacency holds the values itself).
+FORMS: dict[str, Callable[[Graph, Tensor | None], tuple[Any, Tensor | None]]] = {
+    "int64": _plain(torch.int64),
+    "int32": _plain(torch.int32),
+    "EdgeIndex": _edge_index(None),
+    "EdgeIndex_row": _edge_index("row"),
+    "EdgeIndex_col": _edge_index("col"),
+    "torch_csr": _torch_sparse("csr"),
+    "torch_coo": _torch_sparse("coo"),
+    "torch_csc": _torch_sparse("csc"),
+}
+if WITH_TORCH_SPARSE:
+    FORMS["SparseTensor"] = _sparse_tensor
+
+
+@st.composite
+def graphs(draw: st.DrawFn, square: bool = True, max_nodes: int = 9, max_edges: int = 30) -> Graph:
+    """Draws graphs in which nothing is special, and so at times everything."""
+    num_src = draw(st.integers(1, max_nodes))
+    num_dst = num_src if square else draw(st.integers(1, max_nodes))
+    pair = st.tuples(st.integers(0, num_src - 1), st.integers(0, num_dst - 1))
+    edges = _edges(*draw(st.lists(pair, max_size=max_edges)))
+    order = draw(st.sampled_from([lambda e: e, by_target, by_source]))
+    return Graph(order(edges), num_src, num_dst)
+
+
+def features(n: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, *shape, generator=generator, dtype=torch.float64).to(dtype)
