@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pyg_ioaware.patch import patched
+from pyg_ioaware.patch import fused_here
 from pyg_ioaware.record import RECORD, LayerCalls
 from pyg_ioaware.switch import is_disabled
 
@@ -69,9 +69,9 @@ def explain(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanation:
     if is_disabled():
         return Explanation({}, "everything is disabled in this context")
     twin, error = copy.deepcopy(module), None
-    with torch.random.fork_rng(), torch.no_grad(), patched(strict=False), RECORD.watch() as seen:
+    with torch.random.fork_rng(), torch.no_grad(), fused_here(), RECORD.watch() as seen:
         try:
             twin(*args, **kwargs)
         except Exception as e:
-            error = f"{type(e).__name__}: {e}"
+            error = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
     return Explanation(dict(seen), error)

@@ -16,12 +16,14 @@ import torch
 import torch_geometric.nn
 import torch_geometric.utils
 from torch import Tensor
-from torch_geometric.nn import ChebConv, MessagePassing
+from torch_geometric import EdgeIndex
+from torch_geometric.index import ptr2index
+from torch_geometric.nn import ChebConv, GraphConv, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_ioaware import messages
 from pyg_ioaware.rebind import rebind
-from pyg_ioaware.switch import FLAG, SWITCH, enabled
+from pyg_ioaware.switch import FLAG, SWITCH, Flag, enabled, forced
 
 logger = logging.getLogger("pyg_ioaware")
 
@@ -29,6 +31,7 @@ Function = Callable[..., Any]
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 _LAYERS = ("torch_geometric.nn.conv", "torch_geometric.nn.models")
+_COLLECTORS = ("torch_geometric.index", "torch_geometric.nn.conv")
 _AGGREGATIONS = ("torch_geometric.nn.aggr",)
 
 
@@ -135,6 +138,19 @@ def _make_spmm(original: Function) -> Function:
     return spmm
 
 
+def _make_product(original: Function) -> Function:
+    is_enabled, is_compiling, partial = enabled, torch.compiler.is_compiling, functools.partial
+    matmul, edge_index_type = messages.matmul, EdgeIndex
+
+    def message_and_aggregate(self, edge_index, x, edge_weight):  # type: ignore[no-untyped-def]
+        if is_compiling() or type(edge_index) is not edge_index_type or not is_enabled(self):
+            return original(self, edge_index, x, edge_weight)
+        stock = partial(original, self, edge_index, x, edge_weight)
+        return matmul(stock, type(self).__name__, edge_index, x[0], edge_weight, self.aggr)
+
+    return message_and_aggregate
+
+
 def _make_scatter(original: Function) -> Function:
     is_compiling, scatter = torch.compiler.is_compiling, messages.scatter
 
@@ -175,13 +191,21 @@ REGISTRY: tuple[Replacement, ...] = (
     Replacement(_utils.add_self_loops, _LAYERS, _make_memo, "returns the same tensors again"),
     Replacement(_utils.remove_self_loops, _LAYERS, _make_memo, "returns the same tensors again"),
     Replacement(_utils.get_laplacian, _LAYERS, _make_memo, "returns the same tensors again"),
+    Replacement(ptr2index, _COLLECTORS, _make_memo, "returns the same tensors again"),
     Replacement(ChebConv.__norm__, ChebConv, _make_norm, "returns the same tensors again"),
+    Replacement(
+        GraphConv.message_and_aggregate,
+        GraphConv,
+        _make_product,
+        "multiplies a sorted EdgeIndex fused",
+    ),
     Replacement(_utils.spmm, _LAYERS, _make_spmm, "multiplies sparse adjacencies fused"),
 )
 
 _lock = threading.RLock()
 _installed: list[tuple[Replacement, Function]] = []
 _accelerated: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
+_visitors = 0
 
 
 def patch(strict: bool | None = None) -> None:
@@ -195,8 +219,7 @@ def patch(strict: bool | None = None) -> None:
             :class:`FallbackError` with every reason. (default: :obj:`True` if the environment
             has :obj:`PYG_IOAWARE_STRICT=1`, else :obj:`False`)
     """
-    if _environment("PYG_IOAWARE_DISABLE"):
-        logger.warning("PYG_IOAWARE_DISABLE is set: PyG stays as it is")
+    if _is_switched_off():
         return
     with _lock:
         _install()
@@ -234,6 +257,24 @@ def patched(strict: bool | None = None) -> Iterator[None]:
     finally:
         with _lock:
             SWITCH.patched, SWITCH.strict = before
+            if SWITCH.patched:  # 'unpatch' may have been called inside
+                _install()
+            _uninstall_if_unused()
+
+
+@contextlib.contextmanager
+def fused_here() -> Iterator[None]:
+    """Runs this thread and context fused, never strictly, and tells no other of it."""
+    global _visitors
+    with _lock:
+        _install()
+        _visitors += 1
+    try:
+        with forced():
+            yield
+    finally:
+        with _lock:
+            _visitors -= 1
             _uninstall_if_unused()
 
 
@@ -241,7 +282,8 @@ def accelerate(model: Module) -> Module:
     r"""Runs one model fused and leaves all others alone.
 
     A private flag on the model's modules says so; it travels with copies and pickles, and changes
-    neither parameters nor names.
+    neither parameters nor names. A process that loads such a pickle runs it on stock PyG until
+    something is patched or accelerated there. With :obj:`PYG_IOAWARE_DISABLE=1` nothing happens.
 
     Args:
         model (torch.nn.Module): The model.
@@ -253,10 +295,12 @@ def accelerate(model: Module) -> Module:
         TypeError: If :obj:`model` is not a module.
     """
     _check_module(model, "accelerate")
+    if _is_switched_off():
+        return model
     with _lock:
         _install()
         for module in model.modules():
-            module.__dict__[FLAG] = True
+            module.__dict__[FLAG] = Flag()
         _accelerated.add(model)
     return model
 
@@ -300,8 +344,15 @@ def _uninstall() -> None:
 
 
 def _uninstall_if_unused() -> None:
-    if not SWITCH.patched and len(_accelerated) == 0:
+    if not SWITCH.patched and _visitors == 0 and len(Flag.alive) == 0:
         _uninstall()
+
+
+def _is_switched_off() -> bool:
+    if _environment("PYG_IOAWARE_DISABLE"):
+        logger.warning("PYG_IOAWARE_DISABLE is set: PyG stays as it is")
+        return True
+    return False
 
 
 def _environment(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Whether a call may be fused: the global patch, single modules, and the scoped switches."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -8,7 +9,24 @@ from typing import Any
 
 FLAG = "_pyg_ioaware"
 
+
+class Flag:
+    """Marks an accelerated module, and tells how many live; a pickle holds :obj:`True` for it."""
+
+    alive: "weakref.WeakSet[Flag]" = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.alive.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Flag":
+        return Flag()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bool, (True,)
+
+
 _disabled: ContextVar[bool] = ContextVar("pyg_ioaware_disabled", default=False)
+_forced: ContextVar[bool] = ContextVar("pyg_ioaware_forced", default=False)
 
 
 @dataclass
@@ -24,7 +42,19 @@ def enabled(module: Any = None) -> bool:
     """Tells whether calls are fused now: everywhere, or because this module is accelerated."""
     if _disabled.get():
         return False
-    return SWITCH.patched or (module is not None and FLAG in getattr(module, "__dict__", ()))
+    if SWITCH.patched or _forced.get():
+        return True
+    return module is not None and FLAG in getattr(module, "__dict__", ())
+
+
+@contextmanager
+def forced() -> Iterator[None]:
+    """Fuses everything inside, in this thread and context only, where PyG's functions are ours."""
+    token = _forced.set(True)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
 
 
 def is_disabled() -> bool:

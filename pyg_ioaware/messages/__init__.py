@@ -4,12 +4,13 @@ from pyg_ioaware.messages.elements import reduce_elements
 from pyg_ioaware.messages.lazy import LazyMessage, aggregate, gather
 from pyg_ioaware.messages.memo import memoise
 from pyg_ioaware.messages.scatter import scatter, segment
-from pyg_ioaware.messages.sparse import spmm
+from pyg_ioaware.messages.sparse import matmul, spmm
 
 __all__ = [
     "LazyMessage",
     "aggregate",
     "gather",
+    "matmul",
     "memoise",
     "reduce_elements",
     "scatter",

@@ -5,10 +5,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.typing import SparseTensor
 
 from pyg_ioaware import ops, support
 from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.record import RECORD
 
 Stock = Callable[..., Tensor]
@@ -29,8 +31,7 @@ def spmm(stock: Stock, owner: str, adj_t: Any, x: Tensor, reduce: str = "sum") -
     if why:
         RECORD.stock(owner, why)
         return stock(adj_t, x, reduce)
-    rowptr, col, value = _rows(adj_t)
-    adj = CACHE.adjacency_rows(rowptr, col, x.size(0))
+    adj, value = _structure(adj_t)
     if adj is None or adj.num_edges == 0:
         return stock(adj_t, x, reduce)
     RECORD.fused(owner)
@@ -41,11 +42,45 @@ def spmm(stock: Stock, owner: str, adj_t: Any, x: Tensor, reduce: str = "sum") -
     return ops.reduce(x, adj, value, reduce=reduce, ties="first")
 
 
-def _rows(adj_t: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+def matmul(
+    stock: Stock, owner: str, edge_index: EdgeIndex, x: Tensor, weight: Tensor | None, reduce: str
+) -> Tensor:
+    r"""Multiplies the transpose of an EdgeIndex with node features, as GraphConv does.
+
+    Args:
+        stock (callable): PyG's own product.
+        owner (str): The name of the layer.
+        edge_index (EdgeIndex): The edges.
+        x (torch.Tensor): Node features of shape :obj:`[num_src, F]`.
+        weight (torch.Tensor, optional): Edge weights of shape :obj:`[E]`.
+        reduce (str): How a target's rows are combined.
+    """
+    why = support.mode_reasons(x) + support.tensor_reasons(x)
+    why += support.index_reasons(edge_index[0], x)
+    if reduce not in ("sum", "add", "mean"):
+        why.append(f"reduction '{reduce}' of an EdgeIndex")
+    if weight is not None and (weight.dim() != 1 or weight.dtype != x.dtype):
+        why.append("edge weights that are not one number per edge in the features' dtype")
+    num_src, num_dst = edge_index.get_sparse_size()
+    adj = None
+    if not why and num_src == x.size(0):
+        adj = CACHE.adjacency(edge_index[0], edge_index[1], num_src, num_dst)
+    if adj is None:
+        RECORD.stock(owner, why or ["indices or sizes that do not fit"])
+        return stock()
+    RECORD.fused(owner)
+    return ops.spmm(x, adj, weight, mean=reduce == "mean")
+
+
+def _structure(adj_t: Any) -> tuple[Adjacency | None, Tensor | None]:
     if isinstance(adj_t, SparseTensor):
         rowptr, col, value = adj_t.csr()
-        return rowptr, col, value
-    return adj_t.crow_indices(), adj_t.col_indices(), adj_t.values()
+        return CACHE.adjacency_rows(rowptr, col, adj_t.size(1)), value
+    if adj_t.layout == torch.sparse_csr:
+        crow, col = adj_t.crow_indices(), adj_t.col_indices()
+        return CACHE.adjacency_rows(crow, col, adj_t.size(1)), adj_t.values()
+    row, col = adj_t.indices()
+    return CACHE.adjacency(col, row, adj_t.size(1), adj_t.size(0)), adj_t.values()
 
 
 def _reasons(adj_t: Any, x: Tensor, reduce: str) -> list[str]:
@@ -59,7 +94,7 @@ def _reasons(adj_t: Any, x: Tensor, reduce: str) -> list[str]:
     if isinstance(adj_t, SparseTensor):
         value, device = adj_t.storage.value(), adj_t.device()
         sizes: Any = adj_t.sizes()
-    elif isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr and adj_t.dim() == 2:
+    elif _is_readable(adj_t):
         value, device, sizes = adj_t.values(), adj_t.device, adj_t.shape
         if adj_t.requires_grad:
             found.append("a sparse tensor that requires a gradient")
@@ -72,3 +107,11 @@ def _reasons(adj_t: Any, x: Tensor, reduce: str) -> list[str]:
     if value is not None and value.dtype != x.dtype and isinstance(adj_t, Tensor):
         found.append("edge values of another dtype than the features")
     return found
+
+
+def _is_readable(adj_t: Any) -> bool:
+    if not isinstance(adj_t, Tensor) or adj_t.dim() != 2:
+        return False
+    if adj_t.layout == torch.sparse_coo:
+        return adj_t.is_coalesced()
+    return adj_t.layout == torch.sparse_csr
