@@ -22,6 +22,7 @@ from torch_geometric.nn import ChebConv, GraphConv, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_ioaware import messages
+from pyg_ioaware.forks import hold_over_fork
 from pyg_ioaware.rebind import rebind
 from pyg_ioaware.switch import FLAG, SWITCH, Flag, enabled, forced
 
@@ -57,29 +58,18 @@ class Replacement:
         """The function's name as users know it."""
         return self.target.__qualname__
 
-    def install(self) -> Function:
-        """Replaces the function in its places; returns the wrapper."""
-        wrapper = rebind(self.make(self.target), self.target)
-        if isinstance(self.places, type):
-            setattr(self.places, self.target.__name__, wrapper)
-        else:
-            _exchange(self.target, wrapper, self.places)
-        return wrapper
 
-    def restore(self, wrapper: Function) -> None:
-        """Puts the function back wherever the wrapper is; another's replacement is left alone."""
-        if not isinstance(self.places, type):
-            _exchange(wrapper, self.target, ("",))
-        elif self.places.__dict__.get(self.target.__name__) is wrapper:
-            setattr(self.places, self.target.__name__, self.target)
-
-
-def _exchange(old: Function, new: Function, packages: tuple[str, ...]) -> None:
-    # A module that was imported while the patch was on may have taken the wrapper from another.
+def _exchange(new: dict[Function, tuple[Function, tuple[str, ...]]]) -> None:
+    """Replaces functions in every module of the packages named with each, in one pass."""
+    searched = tuple({package for _, packages in new.values() for package in packages})
     for module in [m for m in sys.modules.values() if isinstance(m, types.ModuleType)]:
-        if str(getattr(module, "__name__", "")).startswith(packages):
-            for name in [n for n, value in list(vars(module).items()) if value is old]:
-                setattr(module, name, new)
+        place = str(getattr(module, "__name__", ""))
+        for name, value in list(vars(module).items()) if place.startswith(searched) else ():
+            # Its type, not 'isinstance': some objects answer that by importing or warning.
+            if type(value) is types.FunctionType and value in new:
+                function, packages = new[value]
+                if place.startswith(packages):
+                    setattr(module, name, function)
 
 
 # Wrappers keep all that they refer to in closure cells, inner annotations included: their globals
@@ -203,6 +193,7 @@ REGISTRY: tuple[Replacement, ...] = (
 )
 
 _lock = threading.RLock()
+hold_over_fork(_lock)
 _installed: list[tuple[Replacement, Function]] = []
 _accelerated: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
 _visitors = 0
@@ -329,18 +320,28 @@ def decelerate(model: Module) -> Module:
 def _install() -> None:
     if _installed:
         return
+    made = [(row, rebind(row.make(row.target), row.target)) for row in REGISTRY]
+    _installed.extend(made)
     try:
-        for row in REGISTRY:
-            _installed.append((row, row.install()))
+        for row, wrapper in made:
+            if isinstance(row.places, type):
+                setattr(row.places, row.target.__name__, wrapper)
+        in_modules = [(row, w, row.places) for row, w in made if isinstance(row.places, tuple)]
+        _exchange({row.target: (wrapper, places) for row, wrapper, places in in_modules})
     except BaseException:
         _uninstall()
         raise
 
 
 def _uninstall() -> None:
-    while _installed:
-        row, wrapper = _installed.pop()
-        row.restore(wrapper)
+    # What somebody else has put in our place since is left alone. A module that was imported
+    # while the patch was on may have taken a wrapper from another: all are searched.
+    for row, wrapper in _installed:
+        name = row.target.__name__
+        if isinstance(row.places, type) and row.places.__dict__.get(name) is wrapper:
+            setattr(row.places, name, row.target)
+    _exchange({wrapper: (row.target, ("",)) for row, wrapper in _installed})
+    _installed.clear()
 
 
 def _uninstall_if_unused() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from pyg_ioaware.forks import hold_over_fork
 from pyg_ioaware.switch import SWITCH
 
 
@@ -113,3 +114,4 @@ class Record:
 
 
 RECORD = Record()
+hold_over_fork(RECORD._lock)

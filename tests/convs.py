@@ -245,3 +245,67 @@ UNAVAILABLE = {
     "XConv": "pyg-lib",
     "SplineConv": "torch_spline_conv",
 }
+
+# Options of the layers that fuse whole. Those named in WEIGHTED take an 'edge_weight'.
+OPTIONS: dict[str, Callable[[], torch.nn.Module]] = {
+    "GCN": lambda: nn.GCNConv(F, C),
+    "GCN-improved": lambda: nn.GCNConv(F, C, improved=True, bias=False),
+    "GCN-no-loops": lambda: nn.GCNConv(F, C, add_self_loops=False),
+    "GCN-no-norm": lambda: nn.GCNConv(F, C, normalize=False),
+    "GCN-cached": lambda: nn.GCNConv(F, C, cached=True),
+    "GCN-max": lambda: nn.GCNConv(F, C, aggr="max"),
+    "SAGE-mean": lambda: nn.SAGEConv(F, C),
+    "SAGE-sum": lambda: nn.SAGEConv(F, C, aggr="sum"),
+    "SAGE-max": lambda: nn.SAGEConv(F, C, aggr="max"),
+    "SAGE-min": lambda: nn.SAGEConv(F, C, aggr="min", root_weight=False),
+    "SAGE-list": lambda: nn.SAGEConv(F, C, aggr=["mean", "max", "min", "sum"]),
+    "SAGE-normalize": lambda: nn.SAGEConv(F, C, normalize=True, bias=False),
+    "SAGE-project": lambda: nn.SAGEConv(F, C, aggr="max", project=True),
+    "GraphConv": lambda: nn.GraphConv(F, C),
+    "GraphConv-mean": lambda: nn.GraphConv(F, C, aggr="mean"),
+    "GraphConv-max": lambda: nn.GraphConv(F, C, aggr="max"),
+    "GIN": lambda: nn.GINConv(_mlp(F), eps=0.5, train_eps=True),
+    "TAG": lambda: nn.TAGConv(F, C, K=2),
+    "TAG-no-norm": lambda: nn.TAGConv(F, C, K=2, normalize=False),
+    "SG": lambda: nn.SGConv(F, C, K=2),
+    "SG-cached": lambda: nn.SGConv(F, C, K=2, cached=True),
+    "SSG": lambda: nn.SSGConv(F, C, alpha=0.2, K=2),
+    "SSG-cached": lambda: nn.SSGConv(F, C, alpha=0.2, K=2, cached=True),
+    "APPNP": lambda: nn.APPNP(K=2, alpha=0.2),
+    "APPNP-cached": lambda: nn.APPNP(K=2, alpha=0.2, cached=True),
+    "APPNP-dropout": lambda: nn.APPNP(K=2, alpha=0.2, dropout=0.5),
+    "LG": nn.LGConv,
+    "LG-no-norm": lambda: nn.LGConv(normalize=False),
+    "Cheb": lambda: nn.ChebConv(F, C, K=3),
+    "Cheb-rw": lambda: nn.ChebConv(F, C, K=2, normalization="rw"),
+    "GCN2": lambda: nn.GCN2Conv(C, alpha=0.1, theta=0.5, layer=3),
+    "GCN2-two-weights": lambda: nn.GCN2Conv(C, alpha=0.1, shared_weights=False, cached=True),
+    "ClusterGCN": lambda: nn.ClusterGCNConv(F, C, diag_lambda=0.3),
+    "MF": lambda: nn.MFConv(F, C, max_degree=3),
+    "GatedGraph": lambda: nn.GatedGraphConv(F, num_layers=2),
+    "Simple-cat": lambda: nn.SimpleConv("sum", combine_root="cat"),
+    "Simple-list": lambda: nn.SimpleConv(["max", "mean"]),
+    "MixHop": lambda: nn.MixHopConv(F, C, powers=[1, 2], add_self_loops=False),
+    "AntiSymmetric": lambda: nn.AntiSymmetricConv(C),
+    "DirGNN": lambda: nn.DirGNNConv(nn.SAGEConv(F, C, aggr="max")),
+    "WLContinuous": nn.WLConvContinuous,
+    "GAT": lambda: nn.GATConv(F, C, heads=2),
+    "GAT-mean": lambda: nn.GATConv(F, C, heads=3, concat=False, add_self_loops=False),
+    "GAT-one-head": lambda: nn.GATConv(F, C, dropout=0.5),
+}
+WEIGHTED = ("GCN", "GraphConv", "TAG", "SG", "SSG", "APPNP", "LG", "Cheb", "GCN2", "GatedGraph")
+WEIGHTED += ("Simple", "MixHop", "WLContinuous")
+_CHANNELS = ("GCN2", "AntiSymmetric")
+
+
+def takes_weight(option: str) -> bool:
+    return option.split("-")[0] in WEIGHTED
+
+
+def node_inputs(option: str, num_nodes: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Makes the node features that an option takes."""
+    width = C if option.split("-")[0] in _CHANNELS else F
+    found = {"x": features(num_nodes, width, dtype=dtype).requires_grad_()}
+    if option.startswith("GCN2"):
+        found["x_0"] = features(num_nodes, width, seed=4, dtype=dtype).requires_grad_()
+    return found

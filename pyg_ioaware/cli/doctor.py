@@ -14,9 +14,9 @@ DEMO = {"sklearn": "scikit-learn", "matplotlib": "matplotlib", "rich": "rich"}
 def main(support_table: bool) -> int:
     """Prints the findings; the exit status is 1 if no engine works."""
     if support_table:
-        from pyg_ioaware import support
+        from pyg_ioaware import tables
 
-        print(support.table().strip())
+        print(tables.support_table().strip())
         return 0
     works, cpu = check_cpu()
     lines = {

@@ -14,6 +14,9 @@ class Engine(Protocol):
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
         """Run ``kernel`` on the structure ``csr``, writing to the output arguments."""
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """New memory on the engine's device, its values not set."""
+
     def sort_by_key(self, key: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""
 

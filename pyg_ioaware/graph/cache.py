@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyg_ioaware.forks import hold_over_fork
 from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.graph.identity import Identity, identity, unwrap
 
@@ -241,7 +242,8 @@ class Cache:
 
     def _check(self, entry: _Entry, anchors: Sequence[Tensor]) -> None:
         if self.verify and entry.checksums != tuple(_checksum(t) for t in anchors):
-            self._drop(entry.key)
+            for tensor in anchors:
+                self.invalidate(tensor)
             raise RuntimeError(
                 "A tensor that a cached graph structure was built from has changed in a way that "
                 "PyTorch does not count (got other values at the same version). Call "
@@ -264,3 +266,4 @@ def _checksum(tensor: Tensor) -> int:
 
 
 CACHE = Cache()
+hold_over_fork(CACHE._lock)

@@ -1,6 +1,5 @@
 """Compressed rows of a graph: by target, and by source where a gradient needs it."""
 
-import threading
 from typing import NamedTuple
 
 import torch
@@ -46,7 +45,6 @@ class Adjacency:
         self.by_target = by_target
         self._by_source: CSR | None = None
         self._inv_degree: dict[torch.dtype, Tensor] = {}
-        self._lock = threading.Lock()
 
     @classmethod
     def from_pair(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> "Adjacency | None":
@@ -107,11 +105,12 @@ class Adjacency:
     @property
     def by_source(self) -> CSR:
         """The rows of the transpose; :obj:`idx` holds targets, :obj:`perm` the input edges."""
-        with self._lock:
-            if self._by_source is None:
-                with torch.inference_mode(False), torch.no_grad():
-                    self._by_source = self._transpose()
-            return self._by_source
+        # No lock: a fork or a finaliser would find it taken. Two threads at once build it twice.
+        found = self._by_source
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._by_source = found = self._transpose()
+        return found
 
     def _transpose(self) -> CSR:
         rowptr, idx, perm, _, _ = self.by_target

@@ -7,6 +7,7 @@ taken from the memo.
 """
 
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ from pyg_ioaware.graph.cache import CACHE
 from pyg_ioaware.graph.identity import identity, same_memory
 
 Stock = Callable[..., Any]
+
+_inside: ContextVar[bool] = ContextVar("pyg_ioaware_inside_memo", default=False)
 
 
 class _Argument(NamedTuple):
@@ -57,6 +60,8 @@ class _Held:
 
     @property
     def is_intact(self) -> bool:
+        if any(t.requires_grad for t in self.tensors):
+            return False
         return self.versions == self._versions()
 
     @property
@@ -77,7 +82,8 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
     values = [*args, *kwargs.values()]
     given = [v for v in values if isinstance(v, Tensor | SparseTensor)]
     anchors = [t for v in given for t in _tensors(v)]
-    if not anchors or not all(_is_plain(t) for t in anchors) or support.mode_reasons():
+    # Inside another memoised function there is nothing to keep: that one's results are kept.
+    if _inside.get() or not anchors or not all(_is_plain(t) for t in anchors) or support.mode_reasons():
         return stock(*args, **kwargs)
     options = tuple(_token(v) for v in values)
     what: Hashable = (name, len(args), tuple(kwargs), options)
@@ -87,11 +93,10 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
         return stock(*args, **kwargs)
 
     if torch.is_grad_enabled() and any(t.requires_grad for t in anchors):
-        outputs = stock(*args, **kwargs)
-        return _with_structure_of_memo(what, given, outputs)
+        return _with_structure_of_memo(what, given, _call(stock, args, kwargs))
 
     def build() -> _Held | None:
-        outputs = stock(*args, **kwargs)
+        outputs = _call(stock, args, kwargs)
         held = _Held(outputs, values)
         # Outputs that show an input's memory would keep that input alive.
         aliased = any(same_memory(a, b) for a in held.tensors for b in anchors)
@@ -99,6 +104,14 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
 
     held = CACHE.get(what, anchors, build, _nbytes, _usable)
     return stock(*args, **kwargs) if held is None else held.give(values)
+
+
+def _call(stock: Stock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    token = _inside.set(True)
+    try:
+        return stock(*args, **kwargs)
+    finally:
+        _inside.reset(token)
 
 
 def _with_structure_of_memo(what: Hashable, given: list[Any], outputs: Any) -> Any:

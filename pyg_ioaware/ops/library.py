@@ -42,6 +42,15 @@ def launch(kernel: str, csr: CSR, *args: Tensor | int | bool | None) -> None:
     engine.run(kernel, csr, *args)
 
 
+def allocate(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns new memory on the device of a tensor and, unless told otherwise, of its dtype."""
+    engine = engines.of(like.device)
+    dtype = like.dtype if dtype is None else dtype
+    if engine is None:
+        return like.new_empty(shape, dtype=dtype)
+    return engine.empty(shape, dtype)
+
+
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Returns the dtype in which the engine computes on data of this dtype."""
     engine = engines.of(device)

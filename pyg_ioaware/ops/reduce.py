@@ -10,6 +10,7 @@ from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
+    allocate,
     check,
     compute_dtype,
     is_batched,
@@ -57,12 +58,15 @@ def _reduce(
     with_arg: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     csr = CSR(rowptr, idx, perm, tiles, split)
-    out, arg, tied = _fake(x, *csr, weight, is_max, with_arg)
-    partial = x.new_empty(tiles.size(0), x.size(1))
+    num_rows, width = rowptr.size(0) - 1, x.size(1)
+    kept = num_rows if with_arg else 0
+    out, partial = allocate(x, num_rows, width), allocate(x, tiles.size(0), width)
+    arg = allocate(x, kept, width, dtype=torch.int32)
+    tied = allocate(x, kept, dtype=torch.uint8)
     partial_arg = arg.new_empty(partial.shape)
-    kept = (arg, tied) if with_arg else (None, None)
+    written = (arg, tied) if with_arg else (None, None)
     weight = None if weight is None else weight.contiguous()
-    launch("reduce", csr, out, *kept, x.contiguous(), weight, partial, partial_arg, is_max)
+    launch("reduce", csr, out, *written, x.contiguous(), weight, partial, partial_arg, is_max)
     return out, arg, tied
 
 
@@ -102,7 +106,7 @@ def _reduce_backward(
 ) -> Tensor:
     csr = CSR(rowptr, idx, perm, tiles, split)
     x, weight = x.contiguous(), None if weight is None else weight.contiguous()
-    grad_x = torch.zeros_like(x)
+    grad_x = allocate(x, *x.shape).zero_()
     launch("reduce_backward", csr, grad_x, grad.contiguous(), arg, tied, x, weight, ties)
     return grad_x
 

@@ -9,6 +9,7 @@ from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
+    allocate,
     check,
     compute_dtype,
     is_batched,
@@ -45,7 +46,7 @@ def _sddmm(
     heads: int,
     mean: bool,
 ) -> Tensor:
-    out = a.new_empty(idx.size(0), heads)
+    out = allocate(a, idx.size(0), heads)
     csr = CSR(rowptr, idx, perm, tiles, split)
     launch("sddmm", csr, out, a.contiguous(), b.contiguous(), mean)
     return out

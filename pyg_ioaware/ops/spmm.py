@@ -10,6 +10,7 @@ from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
+    allocate,
     check,
     compute_dtype,
     is_batched,
@@ -46,8 +47,8 @@ def _spmm(
     scale: Tensor | None,
     mean: bool,
 ) -> Tensor:
-    out = x.new_empty(rowptr.size(0) - 1, x.size(1))
-    partial = x.new_empty(tiles.size(0), x.size(1))
+    out = allocate(x, rowptr.size(0) - 1, x.size(1))
+    partial = allocate(x, tiles.size(0), x.size(1))
     if weight is not None:
         weight = weight.contiguous()
     csr = CSR(rowptr, idx, perm, tiles, split)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pyg_ioaware import __main__ as command
-from pyg_ioaware import support
+from pyg_ioaware import tables
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -40,7 +40,7 @@ def test_every_command_and_option_exists(capsys):
         assert exit_.value.code == 0
     text = capsys.readouterr().out
     rows = "\n".join(re.findall(r"^\| `python -m pyg_ioaware .*$", README, re.M))
-    options = {option for option in re.findall(r"--[a-z]+", rows)} - {"--help"}
+    options = set(re.findall(r"--[a-z]+", rows)) - {"--help"}
     assert options
     assert all(option in text for option in options)
 
@@ -56,7 +56,7 @@ def test_python_examples_compile_and_use_the_api():
 
 def test_support_table(capsys):
     (table,) = re.findall(r"<!-- support:begin -->\n(.*?)<!-- support:end -->", README, re.S)
-    assert table.strip() == support.table().strip()
+    assert table.strip() == tables.support_table().strip()
     assert command.main(["doctor", "--support-table"]) == 0
     assert capsys.readouterr().out.strip() == table.strip()
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from pyg_ioaware.engines.cpu import memory
+
 _FILES = {
     "spmm": "spmm",
     "sddmm": "sddmm",
@@ -31,6 +33,10 @@ class CPUEngine:
             module = importlib.import_module(f"{__name__}.{_FILES[kernel]}")
             found = self._kernels[kernel] = getattr(module, kernel)
         found(csr, *args)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Returns new memory for a result."""
+        return memory.empty(shape, dtype)
 
     def sort_by_key(self, key: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""

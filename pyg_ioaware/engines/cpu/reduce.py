@@ -16,23 +16,22 @@ one instruction per register. Such features, which are rare, are then recomputed
 """
 
 # mypy: ignore-errors
-from pyg_ioaware.engines.cpu.gather import ahead, value, values
+from pyg_ioaware.engines.cpu.gather import AHEAD, weighted, weighted_block
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
     any_lane,
+    as_good,
+    better,
     bits_of,
-    both,
     complement,
     either,
     eq,
     fma,
-    ge,
-    gt,
     int_ne,
     lanes,
-    le,
-    lt,
+    load,
+    prefetch,
     select,
     splat,
     splat_int,
@@ -42,103 +41,61 @@ from pyg_ioaware.engines.cpu.vec import (
     zeros,
 )
 
+INF = float("inf")
 SPECIAL = 1 << 30  # in a complemented arg: the row has a value that is not finite at this feature
-
-
-@device
-def _better(v, best, minimum):
-    if minimum is None:
-        return gt(v, best)
-    return lt(v, best)
-
-
-@device
-def _as_good(v, best, minimum):
-    if minimum is None:
-        return ge(v, best)
-    return le(v, best)
-
-
-@device
-def _worst(zero, minimum):
-    return splat(zero, float("-inf") if minimum is None else float("inf"))
 
 
 @device
 def _beats(v, best, minimum):
     """Whether the number v replaces best; NaN beats all, and the first NaN stays."""
-    if best != best:
-        return False
-    if minimum is None:
-        return v > best or v != v
-    return v < best or v != v
+    return best == best and (better(v, best, minimum) or v != v)
 
 
 @device
-def _careful(begin, end, f, h, minimum, edges):
-    """Returns the result at one feature with NaN propagated, and the first edge attaining it."""
-    best, first = value(begin, f, h, edges), begin
-    for k in range(begin + 1, end):
-        v = value(k, f, h, edges)
-        if _beats(v, best, minimum):
-            best, first = v, k
-    return best, first
-
-
-@device
-def _mend(odd, to, at, to_arg, origin, begin, end, f, h, minimum, edges):
-    """Recomputes the features of a block of which some value is not finite: the bits of odd."""
+def _mend(odd, to, at, to_arg, origin, begin, end, f, h, minimum, x, idx, weight, perm, last, width, heads):
+    """Recomputes the features f + lane, for the bits of odd: there, some value is not finite."""
     for lane in range(64):
         if (odd >> lane) & 1:
-            best, first = _careful(begin, end, f + lane, h, minimum, edges)
-            to[at + f + lane] = best
+            best, first, c = to[0], begin, f + lane
+            for k in range(begin, end):
+                v = weighted(x[idx[k] * width + c], k, h, weight, perm, heads)
+                if k == begin or _beats(v, best, minimum):
+                    best, first = v, k
+            to[at + c] = best
             if to_arg is not None:
-                to_arg[at + f + lane] = ~((first - origin) | SPECIAL)
+                to_arg[at + c] = ~((first - origin) | SPECIAL)
 
 
 @device
-def _block(zero, mask, to, at, to_arg, origin, begin, end, f, h, minimum, edges):
-    """Reduces one block of features of a row; returns whether any arg is complemented."""
-    best, special, tied = _worst(zero, minimum), zero, False
-    if to_arg is None:
-        for k in range(begin, end):
-            ahead(zero, k, f, edges)
-            v = values(zero, mask, k, f, h, edges)
-            best = select(_better(v, best, minimum), v, best)
-            special = fma(v, zero, special)
-        store(to, at + f, best, mask)
-    else:
-        first = splat_int(zero, 0)
-        final = first  # the last edge that attains the result; another than the first in a tie
-        for k in range(begin, end):
-            ahead(zero, k, f, edges)
-            v = values(zero, mask, k, f, h, edges)
-            place = splat_int(zero, k - origin)
-            better = _better(v, best, minimum)
-            final = select(_as_good(v, best, minimum), place, final)
-            first, best = select(better, place, first), select(better, v, best)
-            special = fma(v, zero, special)
-        more = either(int_ne(first, final), eq(best, zero))
-        if mask is not None:
-            more = both(more, mask)
-        tied = any_lane(more)
-        store(to, at + f, best, mask)
-        store(to_arg, at + f, select(more, complement(first), first), mask)
-    odd = unordered(special, special)
-    if mask is not None:
-        odd = both(odd, mask)
-    if any_lane(odd):
-        _mend(bits_of(odd), to, at, to_arg, origin, begin, end, f, h, minimum, edges)
-        tied = True
-    return tied
+def _span(zero, mask, to, at, to_arg, origin, begin, end, f, stop, h, minimum, x, idx, weight, perm, last, width, heads):
+    """Reduces the features [f, ...) by whole blocks.
 
-
-@device
-def _span(zero, to, at, to_arg, origin, begin, end, f, stop, h, minimum, edges):
-    """Reduces the features [f, ...) by whole blocks; returns where it stopped, and as _block."""
+    Returns where it stopped, and whether any arg is complemented.
+    """
+    worst = splat(zero, -INF if minimum is None else INF)
     tied = False
     while f + lanes(zero) <= stop:
-        tied |= _block(zero, None, to, at, to_arg, origin, begin, end, f, h, minimum, edges)
+        best, special, first = worst, zero, splat_int(zero, 0)
+        final = first  # the last edge that attains the result; another than the first in a tie
+        for k in range(begin, end):
+            prefetch(x, idx[min(k + AHEAD, last)] * width + f, zero)
+            v = load(x, idx[k] * width + f, zero, mask)
+            v = weighted_block(v, k, h, weight, perm, heads)
+            ahead = better(v, best, minimum)
+            if to_arg is not None:
+                place = splat_int(zero, k - origin)
+                final = select(as_good(v, best, minimum), place, final)
+                first = select(ahead, place, first)
+            best, special = select(ahead, v, best), fma(v, zero, special)
+        store(to, at + f, best, mask)
+        if to_arg is not None:
+            more = either(int_ne(first, final), eq(best, zero))
+            tied |= any_lane(more, mask)
+            store(to_arg, at + f, select(more, complement(first), first), mask)
+        odd = bits_of(unordered(special, special))  # never of lanes off the mask: these hold 0
+        if odd:
+            _mend(odd, to, at, to_arg, origin, begin, end, f, h, minimum, x, idx, weight, perm, last, width, heads)
+            tied = True
         f += lanes(zero)
     return f, tied
 
@@ -150,14 +107,12 @@ def _row(to, at, to_arg, origin, begin, end, x, width, heads, minimum, edges):
     zero = zeros(x, 32)
     for h in range(heads):
         f, stop = h * channels, (h + 1) * channels
-        if to_arg is None:
-            f, _ = _span(zeros(x, 128), to, at, to_arg, origin, begin, end, f, stop, h, minimum, edges)
-        f, more = _span(zeros(x, 64), to, at, to_arg, origin, begin, end, f, stop, h, minimum, edges)
+        f, more = _span(zeros(x, 64), None, to, at, to_arg, origin, begin, end, f, stop, h, minimum, *edges)
         tied |= more
         while f < stop:
-            mask = tail(zero, stop - f)
-            tied |= _block(zero, mask, to, at, to_arg, origin, begin, end, f, h, minimum, edges)
-            f += lanes(zero)
+            mask, to_f = tail(zero, stop - f), f + lanes(zero)
+            f, more = _span(zero, mask, to, at, to_arg, origin, begin, end, f, to_f, h, minimum, *edges)
+            tied |= more
     return tied
 
 

@@ -15,7 +15,7 @@ Numerics  sums in row order, then edge order. "even" multiplies as stock does, s
 """
 
 # mypy: ignore-errors
-from pyg_ioaware.engines.cpu.gather import edge_of, values, weighted, weighted_values
+from pyg_ioaware.engines.cpu.gather import edge_of, weighted, weighted_block
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, take, unpack
 from pyg_ioaware.engines.cpu.pool import threads
 from pyg_ioaware.engines.cpu.reduce import SPECIAL
@@ -48,6 +48,13 @@ LINE = 64  # bytes of a block of features
 
 
 @device
+def _message(zero, mask, k, f, h, x, idx, weight, perm, last, width, heads):
+    """Returns the message of the edge at position k at a block of features."""
+    v = load(x, idx[k] * width + f, zero, mask)
+    return weighted_block(v, k, h, weight, perm, heads)
+
+
+@device
 def _place(a):
     """Returns the place of the first edge from an arg, complemented or not."""
     return max(a, ~a) & (SPECIAL - 1)
@@ -62,7 +69,7 @@ def _is_shared(zero, mask, i, arg, grad, ties):
     if ties == EVEN:
         odd = mul(load(grad, i, zero, mask), zero)
         more = either(more, unordered(odd, odd))
-    return any_lane(both(more, mask))
+    return any_lane(more, mask)
 
 
 @device
@@ -73,10 +80,10 @@ def _share(zero, mask, i, begin, end, f, h, arg, grad, ties, edges):
     best, one, count = zero, splat(zero, 1), zero
     for k in range(begin, end):
         here = int_eq(places, splat_int(a, k - begin))
-        if any_lane(here):
-            best = select(here, values(zero, mask, k, f, h, edges), best)
+        if any_lane(here, mask):
+            best = select(here, _message(zero, mask, k, f, h, *edges), best)
     for k in range(begin, end):
-        hit = _attains(values(zero, mask, k, f, h, edges), best, ties)
+        hit = _attains(_message(zero, mask, k, f, h, *edges), best, ties)
         count = add(count, select(hit, one, zero))
     if ties == EVEN:
         count = add(count, select(eq(best, zero), one, zero))
@@ -103,7 +110,7 @@ def _part(v, best, share, ties):
 @device
 def _span(zero, row, begin, end, f, stop, low, high, dx, grad, arg, tied, ties, edges):
     """Adds the gradients of one row at the features [f, stop) of one head to rows of dx."""
-    _, idx, _, _, _, width, heads = edges
+    _, idx, weight, perm, _, width, heads = edges
     h = f // (width // heads)
     mask, i = tail(zero, stop - f), row * width + f
     if tied[row] or ties == EVEN:
@@ -115,15 +122,15 @@ def _span(zero, row, begin, end, f, stop, low, high, dx, grad, arg, tied, ties, 
             k = begin + _place(arg[i + c])
             j = idx[k]
             if low <= j < high:
-                dx[j * width + f + c] += weighted(grad[i + c], k, h, edges)
+                dx[j * width + f + c] += weighted(grad[i + c], k, h, weight, perm, heads)
         return
     best, share = _share(zero, mask, i, begin, end, f, h, arg, grad, ties, edges)
     for k in range(begin, end):
         j = idx[k]
         if low <= j < high:
-            part = _part(values(zero, mask, k, f, h, edges), best, share, ties)
+            part = _part(_message(zero, mask, k, f, h, *edges), best, share, ties)
             at = j * width + f
-            sum_ = add(load(dx, at, zero, mask), weighted_values(part, k, h, edges))
+            sum_ = add(load(dx, at, zero, mask), weighted_block(part, k, h, weight, perm, heads))
             store(dx, at, sum_, mask)
 
 
@@ -165,7 +172,7 @@ def _weight_row(row, begin, end, dw, grad, arg, tied, ties, edges):
                 continue
             best, share = _share(zero, mask, i, begin, end, f, h, arg, grad, ties, edges)
             for k in range(begin, end):
-                part = _part(values(zero, mask, k, f, h, edges), best, share, ties)
+                part = _part(_message(zero, mask, k, f, h, *edges), best, share, ties)
                 part = mul(part, load(x, idx[k] * width + f, zero, mask))
                 dw[edge_of(k, perm) * heads + h] += hsum(select(mask, part, zero))
 

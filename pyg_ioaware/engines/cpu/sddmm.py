@@ -7,12 +7,10 @@ Numerics  up to 16 registers' lanes summed apart, then as a tree; mean divides b
 """
 
 # mypy: ignore-errors
+from pyg_ioaware.engines.cpu.gather import AHEAD, edge_of
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import add, fma, hsum, lanes, load, prefetch, tail, zeros
-
-AHEAD = 8  # edges between the prefetch of a row and its use
-
 
 @device
 def _dot(a, i, b, j, ahead, channels):
@@ -37,9 +35,7 @@ def _dot(a, i, b, j, ahead, channels):
 def _row(row, begin, end, n, idx, perm, out, a, b, last, width, heads):
     channels = width // heads
     for k in range(begin, end):
-        ahead, j, e = idx[min(k + AHEAD, last)] * width, idx[k] * width, k
-        if perm is not None:
-            e = perm[k]
+        ahead, j, e = idx[min(k + AHEAD, last)] * width, idx[k] * width, edge_of(k, perm)
         for h in range(heads):
             c = h * channels
             dot = _dot(a, row * width + c, b, j + c, ahead + c, channels)

@@ -8,6 +8,7 @@ Numerics  sums in edge order (blocks of 64 bytes or less: as four sums), tiles i
 """
 
 # mypy: ignore-errors
+from pyg_ioaware.engines.cpu.gather import AHEAD, edge_of
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
@@ -24,19 +25,11 @@ from pyg_ioaware.engines.cpu.vec import (
     zeros,
 )
 
-AHEAD = 8  # edges between the prefetch of a row and its use
-
-
 @device
-def _add(acc, mask, k, f, h, x, idx, weight, perm, scale, last, width, heads):
-    """Returns acc with the features [f, f + lanes) of edge k added."""
-    j = idx[k]
-    v = load(x, j * width + f, acc, mask)
+def _add(acc, v, k, j, h, weight, perm, scale, heads):
+    """Returns acc + v times the weight of the edge at position k and the scale of its source j."""
     if weight is not None:
-        e = k
-        if perm is not None:
-            e = perm[k]
-        w = weight[e * heads + h]
+        w = weight[edge_of(k, perm) * heads + h]
         if scale is not None:
             w *= scale[j]
         return fma(splat(acc, w), v, acc)
@@ -46,43 +39,32 @@ def _add(acc, mask, k, f, h, x, idx, weight, perm, scale, last, width, heads):
 
 
 @device
-def _ahead(acc, k, f, x, idx, weight, perm, scale, last, width, heads):
-    prefetch(x, idx[min(k, last)] * width + f, acc)
-
-
-@device
-def _sum(acc, mask, begin, end, f, h, edges):
-    k = begin
-    if nbytes(acc) <= 64:  # four sums, or each add would wait for the one before
-        a, b, c = acc, acc, acc
-        while k + 4 <= end:
-            for ahead in range(4 * AHEAD, 4 * AHEAD + 4):
-                _ahead(acc, k + ahead, f, *edges)
-            acc = _add(acc, mask, k, f, h, *edges)
-            a = _add(a, mask, k + 1, f, h, *edges)
-            b = _add(b, mask, k + 2, f, h, *edges)
-            c = _add(c, mask, k + 3, f, h, *edges)
-            k += 4
-        acc = add(add(acc, a), add(b, c))
-    while k < end:
-        _ahead(acc, k + AHEAD, f, *edges)
-        acc = _add(acc, mask, k, f, h, *edges)
-        k += 1
-    return acc
-
-
-@device
-def _block(acc, mask, to, at, begin, end, f, h, n, edges):
-    acc = _sum(acc, mask, begin, end, f, h, edges)
-    if n > 1:
-        acc = div(acc, splat(acc, n))
-    store(to, at + f, acc, mask)
-
-
-@device
-def _span(zero, to, at, begin, end, f, stop, h, n, edges):
+def _span(zero, mask, to, at, begin, end, n, f, stop, h, x, idx, weight, perm, scale, last, width, heads):
+    """Writes the features [f, ...) of a row by whole blocks; returns where it stopped."""
     while f + lanes(zero) <= stop:
-        _block(zero, None, to, at, begin, end, f, h, n, edges)
+        k, a, b, c, d = begin, zero, zero, zero, zero
+        if nbytes(zero) <= 64:  # four sums, or each add would wait for the one before
+            while k + 4 <= end:
+                for q in range(k + 4 * AHEAD, k + 4 * AHEAD + 4):
+                    prefetch(x, idx[min(q, last)] * width + f, zero)
+                j0, j1, j2, j3 = idx[k], idx[k + 1], idx[k + 2], idx[k + 3]
+                v0, v1 = load(x, j0 * width + f, zero, mask), load(x, j1 * width + f, zero, mask)
+                v2, v3 = load(x, j2 * width + f, zero, mask), load(x, j3 * width + f, zero, mask)
+                a = _add(a, v0, k, j0, h, weight, perm, scale, heads)
+                b = _add(b, v1, k + 1, j1, h, weight, perm, scale, heads)
+                c = _add(c, v2, k + 2, j2, h, weight, perm, scale, heads)
+                d = _add(d, v3, k + 3, j3, h, weight, perm, scale, heads)
+                k += 4
+            a = add(add(a, b), add(c, d))
+        while k < end:
+            prefetch(x, idx[min(k + AHEAD, last)] * width + f, zero)
+            j = idx[k]
+            v = load(x, j * width + f, zero, mask)
+            a = _add(a, v, k, j, h, weight, perm, scale, heads)
+            k += 1
+        if n > 1:
+            a = div(a, splat(a, n))
+        store(to, at + f, a, mask)
         f += lanes(zero)
     return f
 
@@ -93,13 +75,12 @@ def _row(to, at, begin, end, n, width, heads, x, edges):
     channels = width // heads
     for h in range(heads):
         f, stop = h * channels, (h + 1) * channels
-        f = _span(zeros(x, 256), to, at, begin, end, f, stop, h, n, edges)
-        f = _span(zeros(x, 128), to, at, begin, end, f, stop, h, n, edges)
-        f = _span(zeros(x, 64), to, at, begin, end, f, stop, h, n, edges)
+        f = _span(zeros(x, 256), None, to, at, begin, end, n, f, stop, h, *edges)
+        f = _span(zeros(x, 64), None, to, at, begin, end, n, f, stop, h, *edges)
         zero = zeros(x, 32)
         while f < stop:
-            _block(zero, tail(zero, stop - f), to, at, begin, end, f, h, n, edges)
-            f += lanes(zero)
+            mask = tail(zero, stop - f)
+            f = _span(zero, mask, to, at, begin, end, n, f, f + lanes(zero), h, *edges)
 
 
 @device

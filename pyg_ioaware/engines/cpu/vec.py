@@ -217,11 +217,27 @@ def _comparison(method, symbol):
 
 
 # Ordered comparisons: false where either side is NaN. `unordered`: true there, and only there.
-gt, ge = _comparison("fcmp_ordered", ">"), _comparison("fcmp_ordered", ">=")
-lt, le = _comparison("fcmp_ordered", "<"), _comparison("fcmp_ordered", "<=")
 eq, unordered = _comparison("fcmp_ordered", "=="), _comparison("fcmp_unordered", "uno")
 int_ne, int_eq = _comparison("icmp_signed", "!="), _comparison("icmp_signed", "==")
 int_lt = _comparison("icmp_signed", "<")
+
+
+def _ranking(for_max, for_min):
+    @intrinsic
+    def op(typingctx, v, best, minimum):
+        symbol = for_max if isinstance(minimum, types.NoneType) else for_min
+
+        def codegen(context, builder, sig, args):
+            return builder.fcmp_ordered(symbol, args[0], args[1])
+
+        result = Vec(types.boolean, v.lanes) if isinstance(v, Vec) else types.boolean
+        return result(v, best, minimum), codegen
+
+    return op
+
+
+# Of Vecs or numbers; ``minimum`` None: a maximum is sought, else a minimum.
+better, as_good = _ranking(">", "<"), _ranking(">=", "<=")
 
 
 @intrinsic
@@ -233,12 +249,15 @@ def select(typingctx, mask, a, b):
 
 
 @intrinsic
-def any_lane(typingctx, mask):
+def any_lane(typingctx, hits, mask):
+    """Whether any lane of the mask is hit."""
+
     def codegen(context, builder, sig, args):
-        bits = builder.bitcast(args[0], ir.IntType(mask.lanes))
+        inside = args[0] if isinstance(mask, types.NoneType) else builder.and_(*args)
+        bits = builder.bitcast(inside, ir.IntType(hits.lanes))
         return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
 
-    return types.boolean(mask), codegen
+    return types.boolean(hits, mask), codegen
 
 
 @intrinsic
