@@ -57,11 +57,12 @@ def by_source(edge_index: Tensor) -> Tensor:
     return edge_index[:, edge_index[0].argsort(stable=True)]
 
 
-def _hub(num_nodes: int = 40) -> Tensor:
-    """One target with very many edges, and one source with as many."""
-    towards, away, rest = (random_edges(num_nodes, num_nodes, HUB_DEGREE, seed=i) for i in range(3))
-    towards[1], away[0] = 3, 5
-    edges = torch.cat([towards, away, rest[:, :60]], dim=1)
+def _hub() -> Tensor:
+    """One target with edges from very many sources, and one source with edges to as many."""
+    others = torch.arange(HUB_DEGREE)
+    towards = torch.stack([others, torch.full_like(others, 3)])
+    away = torch.stack([torch.full_like(others, 5), others])
+    edges = torch.cat([towards, away, random_edges(HUB_DEGREE, HUB_DEGREE, 300)], dim=1)
     return edges[:, torch.randperm(edges.size(1), generator=torch.Generator().manual_seed(7))]
 
 
@@ -89,7 +90,7 @@ SQUARE: dict[str, Graph] = {
     "unsorted": Graph(random_edges(12, 12, 50), 12, 12),
     "strided": Graph(_strided(), 9, 9),
     "int32": Graph(random_edges(12, 12, 50).int(), 12, 12),
-    "hub": Graph(_hub(), 40, 40),
+    "hub": Graph(_hub(), HUB_DEGREE, HUB_DEGREE),
 }
 
 BIPARTITE: dict[str, Graph] = {

@@ -49,7 +49,7 @@ def main(target: Sequence[str], module: bool, strict: bool, stats: bool) -> int:
             _run_script(name)
         else:  # a folder or zip file with a __main__.py
             _set_first_path(None)
-            runpy.run_path(name, run_name="__main__")
+            runpy.run_path(os.path.abspath(name), run_name="__main__")
     finally:
         if stats:
             print(_summary(pyg_ioaware.stats()), file=sys.stderr, flush=True)

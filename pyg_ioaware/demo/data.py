@@ -139,10 +139,10 @@ def _complete(
     """Fills in what a source left out, always in the same way for one seed."""
     generator = torch.Generator().manual_seed(seed)
     notes = []
+    _check_memory(n * FEATURES * 4)  # the least that any graph of this size needs
     degree = torch.bincount(edges[1], minlength=n)
     if x is None:
         notes.append(f"no features: {FEATURES - 1} random ones and the degree are used")
-        _check_memory(n * FEATURES * 4)
         x = torch.randn(n, FEATURES, generator=generator)
         x[:, 0] = degree.float().log1p()
     elif x.numel() > WIDEST:

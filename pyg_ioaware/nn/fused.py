@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
@@ -15,12 +15,16 @@ from torch_geometric.nn.aggr import (
     SumAggregation,
 )
 from torch_geometric.nn.aggr.fused import FusedAggregation
+from torch_geometric.typing import OptTensor
 from torch_geometric.utils import scatter, segment, spmm
 
 from pyg_ioaware import messages
 from pyg_ioaware.messages import LazyMessage
 from pyg_ioaware.rebind import with_globals
 from pyg_ioaware.switch import is_disabled
+
+# PyG reads the annotations of 'aggregate', and fails on 'int | None'.
+OptInt = Optional[int]  # noqa: UP045
 
 _stock_gather = inspect.unwrap(MessagePassing._index_select_safe)
 
@@ -73,8 +77,8 @@ class FusedMessages(MessagePassing):
         self,
         inputs: Tensor,
         index: Tensor,
-        ptr: Tensor | None = None,
-        dim_size: int | None = None,
+        ptr: OptTensor = None,
+        dim_size: OptInt = None,
     ) -> Tensor:
         """Aggregates as the stock layer does; see PyG's MessagePassing.aggregate."""
         return _aggregate(self.aggr_module, inputs, index, ptr, dim_size, self.node_dim)

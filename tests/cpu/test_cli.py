@@ -89,7 +89,9 @@ def test_run_module_and_folder(tmp_path):
     for target in (["-m", "package", "-x"], ["package", "-x"]):
         plain = python(*target, cwd=tmp_path)
         ours = pyg_ioaware_command("run", *target, cwd=tmp_path)
-        assert (ours.returncode, ours.stdout) == (0, plain.stdout), ours.stderr
+        # A folder is made absolute in sys.argv too, so that it is found after a chdir.
+        expected = plain.stdout.replace("['package'", f"['{package}'")
+        assert (ours.returncode, ours.stdout) == (0, expected), ours.stderr
 
 
 @pytest.mark.parametrize(

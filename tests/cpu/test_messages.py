@@ -1,7 +1,7 @@
 """Message passing that users write themselves: whatever the code does, it gets stock's answers."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -18,13 +18,16 @@ from torch_geometric.nn import (
     MultiAggregation,
     SoftmaxAggregation,
 )
-from torch_geometric.typing import WITH_TORCH_SPARSE
+from torch_geometric.typing import WITH_TORCH_SPARSE, OptTensor
 from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 import pyg_ioaware
 from pyg_ioaware.testing import compare
 
 pytestmark = pytest.mark.usefixtures("poison")
+
+# PyG reads the annotations of messages, and knows only this form of them.
+OptInt = Optional[int]  # noqa: UP045
 
 AGGREGATIONS: list[Any] = ["sum", "mean", "max", "min", ["sum", "max"], ["mean", "std", "mul"]]
 
@@ -261,33 +264,33 @@ class ArrayLike(Plain):
 
 
 class OwnScatter(Plain):
-    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: OptInt = None) -> Tensor:
         return scatter(inputs, index, self.node_dim, dim_size, reduce="sum")
 
 
 class OwnIndexAdd(Plain):
-    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: int | None = None) -> Tensor:
+    def aggregate(self, inputs: Tensor, index: Tensor, dim_size: OptInt = None) -> Tensor:
         assert dim_size is not None
         return inputs.new_zeros(dim_size, inputs.size(-1)).index_add(0, index, inputs)
 
 
 class CallsBaseAggregate(Plain):
     def aggregate(
-        self, inputs: Tensor, index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None
+        self, inputs: Tensor, index: Tensor, ptr: OptTensor = None, dim_size: OptInt = None
     ) -> Tensor:
         return 2 * super().aggregate(inputs, index, ptr, dim_size)
 
 
 class ChangesBeforeAggregating(CallsBaseAggregate):
     def aggregate(
-        self, inputs: Tensor, index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None
+        self, inputs: Tensor, index: Tensor, ptr: OptTensor = None, dim_size: OptInt = None
     ) -> Tensor:
         return super().aggregate(inputs + 1, index, ptr, dim_size)
 
 
 class AggregatesTwice(Plain):
     def aggregate(
-        self, inputs: Tensor, index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None
+        self, inputs: Tensor, index: Tensor, ptr: OptTensor = None, dim_size: OptInt = None
     ) -> Tensor:
         first = super().aggregate(inputs, index, ptr, dim_size)
         return torch.cat([first, scatter(inputs, index, 0, dim_size, "max")], dim=-1)
@@ -295,7 +298,7 @@ class AggregatesTwice(Plain):
 
 class AggregatesElsewhere(Plain):
     def aggregate(
-        self, inputs: Tensor, index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None
+        self, inputs: Tensor, index: Tensor, ptr: OptTensor = None, dim_size: OptInt = None
     ) -> Tensor:
         assert dim_size is not None
         return super().aggregate(inputs, (index + 1) % max(dim_size, 1), None, dim_size)
@@ -308,7 +311,7 @@ class Updates(Plain):
 
 
 class Attention(Plain):
-    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: int | None) -> Tensor:
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: OptInt) -> Tensor:
         alpha = softmax((x_i * x_j).sum(-1), index, num_nodes=size_i)
         return alpha.unsqueeze(-1) * x_j
 

@@ -14,6 +14,7 @@ from graphs import BIPARTITE, FORMS, GRAPHS, SQUARE, features
 from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.typing import OptTensor
 
 import pyg_ioaware
 from pyg_ioaware.nn import IOAwareGCNConv, IOAwareMaxAggregation, IOAwareSAGEConv
@@ -148,16 +149,17 @@ def test_explainers_see_every_edge(name: str) -> None:
     g = SQUARE["unsorted"]
     ours, stock = both(name)
     ours(features(g.num_src, F), g.edge_index)
+    config = {"mode": "regression", "task_level": "node", "return_type": "raw"}
     masks = []
     for conv in (ours, stock):
         torch.manual_seed(0)
         explainer = Explainer(
-            torch.nn.Sequential() if conv is None else conv,
+            conv,
             GNNExplainer(epochs=5),
             explanation_type="model",
             edge_mask_type="object",
             node_mask_type="attributes",
-            model_config={"mode": "multiclass_classification", "task_level": "node"},
+            model_config=config,
         )
         found = explainer(features(g.num_src, F), g.edge_index, index=3)
         masks.append(found.edge_mask)
@@ -198,11 +200,11 @@ def test_under_the_patch_and_disabled(name: str) -> None:
 
 def test_old_subclasses() -> None:
     class Doubled(IOAwareGCNConv):
-        def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        def message(self, x_j: Tensor, edge_weight: OptTensor) -> Tensor:
             return 2 * super().message(x_j, edge_weight)
 
     class DoubledStock(nn.GCNConv):
-        def message(self, x_j: Tensor, edge_weight: Tensor | None) -> Tensor:
+        def message(self, x_j: Tensor, edge_weight: OptTensor) -> Tensor:
             return 2 * super().message(x_j, edge_weight)
 
     g = SQUARE["unsorted"]

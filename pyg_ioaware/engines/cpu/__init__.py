@@ -40,9 +40,10 @@ class CPUEngine:
 
     def sort_by_key(self, key: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""
-        from . import sort
+        from pyg_ioaware.engines.cpu.sort import sort_by_key
 
-        return sort.sort_by_key(key, n)
+        found: tuple[torch.Tensor, torch.Tensor] = sort_by_key(key, n)  # type: ignore[no-untyped-call]
+        return found
 
 
 engine = CPUEngine()

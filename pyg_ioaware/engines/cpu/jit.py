@@ -1,16 +1,17 @@
 """Compilation of kernel entries, and their disk cache.
 
-An entry is a C function ``void entry(int64_t *block)`` that takes work items from a shared counter until none
-is left, so it can be run by any number of threads at once:
+An entry is a C function ``void entry(int64_t *block)`` that takes work items from a shared
+counter until none is left, so it can be run by any number of threads at once:
 
     block[0]   next item (atomic)       block[1]   number of items       block[2]   phase
     block[8:]  the arguments: addresses of arrays, or integers
 
-``Args`` carries the types of the arguments, so one Python function serves every combination of dtypes and of
-arrays that are None; each combination is compiled on first use and kept on disk.
+``Args`` carries the types of the arguments, so one Python function serves every combination of
+dtypes and of arrays that are None; each combination is compiled on first use and kept on disk.
 """
 
 # mypy: ignore-errors
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -40,11 +41,12 @@ NUMBA = {
     torch.uint8: types.uint8,
 }
 # Wrappers that Python would need are left out: they double the time of compilation.
-device = njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # a function called by entries; compiled and cached as part of them
+# What entries call is compiled, and cached, as part of them.
+device = njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 class Args(types.Type):
-    """The block, and the type of each argument: a dtype (array of it), none, or intp (an integer)."""
+    """The block, and what each argument is: a dtype (an array of it), none, or INTEGER."""
 
     def __init__(self, fields):
         self.fields = fields
@@ -128,11 +130,15 @@ def _stamp():
     return digest.digest()
 
 
+_STAMP = _stamp()  # at import: the code that is compiled is that of now
+
+
 class _Stamped:
     """Valid while no file of the engine has changed: entries inline helpers of other files."""
 
     def get_source_stamp(self):
-        return _stamp()
+        """Return the digest of the engine's sources."""
+        return _STAMP
 
 
 class _UserProvided(_Stamped, UserProvidedCacheLocator):
@@ -144,7 +150,7 @@ class _UserWide(_Stamped, UserWideCacheLocator):
 
 
 class _CacheImpl(CompileResultCacheImpl):
-    _locator_classes = [_UserProvided, _UserWide]
+    _locator_classes = (_UserProvided, _UserWide)
 
 
 class _Cache(FunctionCache):
@@ -185,10 +191,9 @@ class Entry:
             callback = CFunc(
                 self._function, (signature.args, signature.return_type), {}, dict(OPTIONS)
             )
-            try:
+            # Without a folder to write to, every process compiles.
+            with contextlib.suppress(RuntimeError, OSError):
                 callback._cache = _Cache(self._function)
-            except (RuntimeError, OSError):  # no folder to write to: compile in every process
-                pass
             timer = threading.Timer(1.0, _announce)
             timer.daemon = True
             timer.start()
@@ -201,5 +206,3 @@ class Entry:
             found.cached = callback.cache_hits > 0
             self._compiled[fields] = found
             return found
-
-

@@ -1,8 +1,8 @@
 """Threads for the kernels: torch's own OpenMP pool.
 
-torch's worker threads spin for milliseconds after each of its operations, and a second pool would fight them for
-the cores. Entries take their work from a shared counter, so a thread that comes late finds nothing to do,
-and results depend neither on the number of threads nor on their timing.
+torch's worker threads spin for milliseconds after each of its operations, and a second pool would
+fight them for the cores. Entries take their work from a shared counter, so a thread that comes
+late finds nothing to do, and results depend neither on the number of threads nor on their timing.
 """
 
 import ctypes

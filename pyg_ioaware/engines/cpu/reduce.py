@@ -52,7 +52,9 @@ def _beats(v, best, minimum):
 
 
 @device
-def _mend(odd, to, at, to_arg, origin, begin, end, f, h, minimum, x, idx, weight, perm, last, width, heads):
+def _mend(
+    odd, to, at, to_arg, origin, begin, end, f, h, minimum, x, idx, weight, perm, last, width, heads
+):
     """Recomputes the features f + lane, for the bits of odd: there, some value is not finite."""
     for lane in range(64):
         if (odd >> lane) & 1:
@@ -67,7 +69,27 @@ def _mend(odd, to, at, to_arg, origin, begin, end, f, h, minimum, x, idx, weight
 
 
 @device
-def _span(zero, mask, to, at, to_arg, origin, begin, end, f, stop, h, minimum, x, idx, weight, perm, last, width, heads):
+def _span(
+    zero,
+    mask,
+    to,
+    at,
+    to_arg,
+    origin,
+    begin,
+    end,
+    f,
+    stop,
+    h,
+    minimum,
+    x,
+    idx,
+    weight,
+    perm,
+    last,
+    width,
+    heads,
+):
     """Reduces the features [f, ...) by whole blocks.
 
     Returns where it stopped, and whether any arg is complemented.
@@ -94,7 +116,25 @@ def _span(zero, mask, to, at, to_arg, origin, begin, end, f, stop, h, minimum, x
             store(to_arg, at + f, select(more, complement(first), first), mask)
         odd = bits_of(unordered(special, special))  # never of lanes off the mask: these hold 0
         if odd:
-            _mend(odd, to, at, to_arg, origin, begin, end, f, h, minimum, x, idx, weight, perm, last, width, heads)
+            _mend(
+                odd,
+                to,
+                at,
+                to_arg,
+                origin,
+                begin,
+                end,
+                f,
+                h,
+                minimum,
+                x,
+                idx,
+                weight,
+                perm,
+                last,
+                width,
+                heads,
+            )
             tied = True
         f += lanes(zero)
     return f, tied
@@ -107,11 +147,15 @@ def _row(to, at, to_arg, origin, begin, end, x, width, heads, minimum, edges):
     zero = zeros(x, 32)
     for h in range(heads):
         f, stop = h * channels, (h + 1) * channels
-        f, more = _span(zeros(x, 64), None, to, at, to_arg, origin, begin, end, f, stop, h, minimum, *edges)
+        f, more = _span(
+            zeros(x, 64), None, to, at, to_arg, origin, begin, end, f, stop, h, minimum, *edges
+        )
         tied |= more
         while f < stop:
             mask, to_f = tail(zero, stop - f), f + lanes(zero)
-            f, more = _span(zero, mask, to, at, to_arg, origin, begin, end, f, to_f, h, minimum, *edges)
+            f, more = _span(
+                zero, mask, to, at, to_arg, origin, begin, end, f, to_f, h, minimum, *edges
+            )
             tied |= more
     return tied
 
@@ -173,7 +217,19 @@ def _entry(args):
         if phase == 1:
             for t in range(item * count // items, (item + 1) * count // items):
                 if t == 0 or tiles[4 * (t - 1)] != tiles[4 * t]:
-                    _merge(t, count, rowptr, tiles, out, arg, tied, partial, partial_arg, width, minimum)
+                    _merge(
+                        t,
+                        count,
+                        rowptr,
+                        tiles,
+                        out,
+                        arg,
+                        tied,
+                        partial,
+                        partial_arg,
+                        width,
+                        minimum,
+                    )
         else:
             in_tile = item < count
             first, stop = rows_of(item, items, rowptr, rows, tiles, count)

@@ -113,11 +113,7 @@ def _span(zero, row, begin, end, f, stop, low, high, dx, grad, arg, tied, ties, 
     _, idx, weight, perm, _, width, heads = edges
     h = f // (width // heads)
     mask, i = tail(zero, stop - f), row * width + f
-    if tied[row] or ties == EVEN:
-        shared = _is_shared(zero, mask, i, arg, grad, ties)
-    else:
-        shared = False
-    if not shared:
+    if not _is_shared(zero, mask, i, arg, grad, ties):
         for c in range(stop - f):
             k = begin + _place(arg[i + c])
             j = idx[k]
@@ -179,9 +175,7 @@ def _weight_row(row, begin, end, dw, grad, arg, tied, ties, edges):
 
 @Entry
 def _weight_entry(args):
-    rowptr, idx, perm, dw, grad, arg, tied, x, weight, ties, rows, sources, width, heads = unpack(
-        args
-    )
+    rowptr, idx, perm, dw, grad, arg, tied, x, weight, ties, rows, _, width, heads = unpack(args)
     edges = (x, idx, weight, perm, rowptr[rows] - 1, width, heads)
     items = items_of(args)
     item = take(args)

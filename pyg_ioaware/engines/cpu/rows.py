@@ -1,8 +1,8 @@
 """How a call is cut into work items, the same for every row kernel.
 
-Phase 0: one item per hub tile, then chunks of whole rows of about equal edges + rows. Phase 1: chunks of tiles, each
-merging the partials of the rows whose first tile it holds, in tile order. Chunk borders are found by
-binary search when the item is taken, and results do not depend on them.
+Phase 0: one item per hub tile, then chunks of whole rows of about equal edges + rows. Phase 1:
+chunks of tiles, each merging the partials of the rows whose first tile it holds, in tile order.
+Chunk borders are found by binary search when the item is taken; results do not depend on them.
 """
 
 # mypy: ignore-errors

@@ -10,7 +10,8 @@ Numerics  up to 16 registers' lanes summed apart, then as a tree; mean divides b
 from pyg_ioaware.engines.cpu.gather import AHEAD, edge_of
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
-from pyg_ioaware.engines.cpu.vec import add, fma, hsum, lanes, load, prefetch, tail, zeros
+from pyg_ioaware.engines.cpu.vec import fma, hsum, lanes, load, prefetch, tail, zeros
+
 
 @device
 def _dot(a, i, b, j, ahead, channels):

@@ -9,7 +9,7 @@ Numerics  exact; the same whatever the number of chunks
 # mypy: ignore-errors
 import torch
 
-from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, items_of, phase_of, take, unpack
+from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.pool import run, threads
 from pyg_ioaware.engines.cpu.rows import SERIAL, block_of
 

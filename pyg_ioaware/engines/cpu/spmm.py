@@ -25,6 +25,7 @@ from pyg_ioaware.engines.cpu.vec import (
     zeros,
 )
 
+
 @device
 def _add(acc, v, k, j, h, weight, perm, scale, heads):
     """Returns acc + v times the weight of the edge at position k and the scale of its source j."""
@@ -39,7 +40,9 @@ def _add(acc, v, k, j, h, weight, perm, scale, heads):
 
 
 @device
-def _span(zero, mask, to, at, begin, end, n, f, stop, h, x, idx, weight, perm, scale, last, width, heads):
+def _span(
+    zero, mask, to, at, begin, end, n, f, stop, h, x, idx, weight, perm, scale, last, width, heads
+):
     """Writes the features [f, ...) of a row by whole blocks; returns where it stopped."""
     while f + lanes(zero) <= stop:
         k, a, b, c, d = begin, zero, zero, zero, zero

@@ -1,8 +1,8 @@
 """SIMD values for the kernels: a fixed number of lanes held in registers, as Numba intrinsics.
 
-Numba's own loops leave it to LLVM whether a row's accumulators stay in registers; these never leave them.
-A ``Vec`` of more lanes than the machine's registers have is split by LLVM into several registers, so the
-same kernel serves SSE, AVX2, AVX-512 and NEON. ``mask`` is None (all lanes) or a mask made by ``tail``.
+Numba's own loops leave it to LLVM whether a row's accumulators stay in registers; these do. A
+``Vec`` of more lanes than a register has is split by LLVM into several, so the same kernels serve
+SSE, AVX2, AVX-512 and NEON. ``mask`` is None (all lanes) or a mask made by ``tail``.
 """
 
 # mypy: ignore-errors
@@ -137,6 +137,7 @@ def load(typingctx, pointer, index, like, mask):
 
 @intrinsic
 def store(typingctx, pointer, index, vec, mask):
+    """Write the lanes on the mask to ``pointer[index:]``."""
     masked = not isinstance(mask, types.NoneType)
 
     def codegen(context, builder, sig, args):
@@ -242,6 +243,8 @@ better, as_good = _ranking(">", "<"), _ranking(">=", "<=")
 
 @intrinsic
 def select(typingctx, mask, a, b):
+    """``a`` in the lanes on the mask, ``b`` in the others."""
+
     def codegen(context, builder, sig, args):
         return builder.select(*args)
 
@@ -290,6 +293,3 @@ def hsum(typingctx, vec):
         return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     return vec.dtype(vec), codegen
-
-
-
