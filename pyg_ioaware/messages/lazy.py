@@ -6,6 +6,7 @@ user's :meth:`message` work on it, and aggregates the result. Here the gather re
 of a fused operation; for anything else it turns into the tensor that stock PyG would have made.
 """
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from pyg_ioaware import ops, support
 from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.graph.identity import same_memory
 from pyg_ioaware.messages.commute import on_nodes
 from pyg_ioaware.record import RECORD
 
@@ -53,7 +55,6 @@ _METADATA = {
     "layout",
     "requires_grad",
     "is_leaf",
-    "grad_fn",
     "is_cuda",
     "is_cpu",
     "is_mps",
@@ -72,9 +73,10 @@ _METADATA = {
 _PRODUCTS = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__}
 _PRODUCTS |= {Tensor.__rmul__}
 _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor}
-# What lets the formed values change without their version moving.
-_ALIASES = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
-_ALIASES |= {Tensor.untyped_storage, Tensor.storage} | _getters("data")
+# What lets the formed values change without their version moving, or watches their gradient.
+_EXPOSING = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
+_EXPOSING |= {Tensor.untyped_storage, Tensor.storage, Tensor.register_hook, Tensor.retain_grad}
+_EXPOSING |= _getters("data", "grad", "grad_fn")
 _REDUCE = {"sum": "sum", "add": "sum", "mean": "mean"}
 _REDUCE |= {"max": "max", "amax": "max", "min": "min", "amin": "min"}
 
@@ -96,36 +98,87 @@ class LazyMessage(Tensor):
     _form: Callable[[], Tensor]
     _formed: Tensor | None
     _exposed: bool
+    _recorded: bool  # whether autograd recorded the gather
+    _versions: list[int]
+    _family: "list[weakref.ref[LazyMessage]]"
 
     @staticmethod
     def wrap(
-        owner: str, src: Tensor, index: Tensor, weight: Tensor | None, form: Callable[[], Tensor]
+        owner: str,
+        src: Tensor,
+        index: Tensor,
+        weight: Tensor | None,
+        form: Callable[[], Tensor],
+        parent: "LazyMessage | None",
+        recorded: bool,
     ) -> "LazyMessage":
-        """Makes messages that :obj:`form` forms."""
+        """Makes messages that :obj:`form` forms, from those of the parent if there is one."""
         dtype = src.dtype if weight is None else torch.promote_types(weight.dtype, src.dtype)
         out: LazyMessage = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             LazyMessage, (index.numel(), *src.shape[1:]), dtype=dtype, device=src.device
         )
         out.owner, out.src, out.index, out.weight = owner, src, index, weight
-        out._form, out._formed, out._exposed = form, None, False
+        out._form, out._formed, out._exposed, out._recorded = form, None, False, recorded
+        out._versions = _versions(src, index, weight)
+        out._family = [] if parent is None else parent._family
+        out._family.append(weakref.ref(out))
         return out
 
     @property
     def is_intact(self) -> bool:
         """Whether the messages still are what they were gathered as: nobody changed them."""
+        if self.is_foreign:
+            return False
         if self._formed is None:
             return True
         if self._exposed or self._formed.is_inference():
             return False
         return self._formed._version == 0
 
-    def form(self, reason: str, exposed: bool = False) -> Tensor:
+    @property
+    def is_foreign(self) -> bool:
+        """Whether they are what an autograd function of the user returned: its gradient counts."""
+        return self.requires_grad != self._recorded
+
+    def form(self, reason: str) -> Tensor:
         """Returns the messages as stock PyG makes them, noting why they had to be made."""
         if self._formed is None:
+            self.check_operands()
             RECORD.pend(self.owner, reason)
-            self._formed = self._form()
-        self._exposed |= exposed
+            # In the mode in which they were gathered, not in that of whoever looks first.
+            with torch.inference_mode(False), torch.set_grad_enabled(self._recorded):
+                self._formed = self._form()
+        if self.is_foreign:
+            with torch._C.DisableTorchFunctionSubclass():
+                return self.clone()
         return self._formed
+
+    def form_family(self, reason: str, exposed: bool) -> None:
+        """Forms all that was derived from the same messages, before any of it is changed."""
+        for ref in self._family:
+            member = ref()
+            if member is not None:
+                member.form(reason)
+                member._exposed |= exposed
+
+    def is_shown_by(self, result: Any) -> bool:
+        """Tells whether a result shows the memory of the formed messages: it may change them."""
+        assert self._formed is not None
+        tensors = [t for t in tree_leaves(result) if type(t) is Tensor]
+        return any(same_memory(t, self._formed) for t in tensors)
+
+    def check_operands(self) -> None:
+        r"""Raises if the operands are not what they were when the messages were gathered.
+
+        Raises:
+            RuntimeError: If one of them was changed in place since.
+        """
+        if self._versions != _versions(self.src, self.index, self.weight):
+            raise RuntimeError(
+                f"'{self.owner}' changed node features, edges or weights in place between "
+                f"gathering and aggregating messages, which 'pyg_ioaware' cannot follow; run it "
+                f"inside of 'pyg_ioaware.disabled()'"
+            )
 
     @classmethod
     def __torch_function__(
@@ -150,12 +203,24 @@ class LazyMessage(Tensor):
                 return product
         if func in _NEW and type(first) is LazyMessage and first.is_intact:
             return func(first.src, *args[1:], **{"dtype": first.dtype, **kwargs})
-        reason, exposed = f"messages used by '{_name(func)}'", func in _ALIASES
+        reason, used = f"messages used by '{_name(func)}'", []
 
         def plain(value: Any) -> Any:
-            return value.form(reason, exposed) if type(value) is LazyMessage else value
+            if type(value) is not LazyMessage:
+                return value
+            used.append(value)
+            return value.form(reason)
 
-        return func(*tree_map(plain, args), **tree_map(plain, kwargs))
+        args, kwargs = tree_map(plain, args), tree_map(plain, kwargs)
+        exposed = func in _EXPOSING
+        if exposed or _may_change(func, kwargs):
+            for messages in used:
+                messages.form_family(reason, exposed)
+        out = func(*args, **kwargs)
+        for messages in used:
+            if not exposed and messages.is_shown_by(out):
+                messages.form_family(reason, True)
+        return out
 
     @classmethod
     def __torch_dispatch__(
@@ -169,7 +234,10 @@ class LazyMessage(Tensor):
         reason = f"messages used by '{func}'"
 
         def plain(value: Any) -> Any:
-            return value.form(reason).detach() if type(value) is LazyMessage else value
+            if type(value) is not LazyMessage:
+                return value
+            formed = value.form(reason) if value._formed is None else value._formed
+            return formed.detach()
 
         return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
 
@@ -219,6 +287,7 @@ def aggregate(
         return None
     if not messages.is_intact or support.index_reasons(index, messages.src):
         return None
+    messages.check_operands()
     src, weight = messages.src, messages.weight
     adj = CACHE.adjacency(messages.index, index, src.size(0), dim_size)
     if adj is None:
@@ -241,11 +310,12 @@ class _Connect(Function):
         index: Tensor,
         owner: str,
         form: Callable[[], Tensor],
+        parent: LazyMessage | None,
     ) -> Tensor:
         ctx.index, ctx.shape, ctx.dtype = index, src.shape, src.dtype
         needs_src, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(src if needs_weight else None, weight if needs_src else None)
-        return LazyMessage.wrap(owner, src, index, weight, form)
+        return LazyMessage.wrap(owner, src, index, weight, form, parent, True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -259,17 +329,22 @@ class _Connect(Function):
             product = grad * src.index_select(0, ctx.index)
             per_head = weight is not None and weight.dim() == 2
             grad_weight = product.sum(-1) if per_head else product.flatten(1).sum(-1)
-        return grad_src, grad_weight, None, None, None
+        return grad_src, grad_weight, None, None, None, None
 
 
 def _lazy(
-    owner: str, src: Tensor, index: Tensor, weight: Tensor | None, form: Callable[[], Tensor]
+    owner: str,
+    src: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    form: Callable[[], Tensor],
+    parent: LazyMessage | None = None,
 ) -> LazyMessage:
     differentiable = src.requires_grad or (weight is not None and weight.requires_grad)
     if differentiable and torch.is_grad_enabled():
-        out: LazyMessage = _Connect.apply(src, weight, index, owner, form)
+        out: LazyMessage = _Connect.apply(src, weight, index, owner, form, parent)
         return out
-    return LazyMessage.wrap(owner, src, index, weight, form)
+    return LazyMessage.wrap(owner, src, index, weight, form, parent, False)
 
 
 def _weighted(func: Callable[..., Any], a: Any, b: Any) -> Tensor | None:
@@ -291,7 +366,7 @@ def _weighted(func: Callable[..., Any], a: Any, b: Any) -> Tensor | None:
         out: Tensor = func(weight, dense) if swapped else func(dense, weight)
         return out
 
-    return _lazy(messages.owner, messages.src, messages.index, vector, form)
+    return _lazy(messages.owner, messages.src, messages.index, vector, form, messages)
 
 
 def _commuted(
@@ -306,7 +381,19 @@ def _commuted(
         out: Tensor = func(dense, *args[1:], **kwargs)
         return out
 
-    return _lazy(messages.owner, nodes, messages.index, None, form)
+    return _lazy(messages.owner, nodes, messages.index, None, form, messages)
+
+
+def _versions(*tensors: Tensor | None) -> list[int]:
+    return [t._version for t in tensors if t is not None and not t.is_inference()]
+
+
+def _may_change(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Tells whether a function may change its arguments in place, judging by its name."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    in_place |= name.startswith("__i") or name in ("__setitem__", "__set__")
+    return in_place or "out" in kwargs or bool(kwargs.get("inplace"))
 
 
 def _trailing(weight: Tensor, dim: int) -> Tensor:

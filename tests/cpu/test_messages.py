@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("poison")
 # PyG reads the annotations of messages, and knows only this form of them.
 OptInt = Optional[int]  # noqa: UP045
 
-AGGREGATIONS: list[Any] = ["sum", "mean", "max", "min", ["sum", "max"], ["mean", "std", "mul"]]
+AGGREGATIONS: list[Any] = ["sum", "mean", "max", "min", ["sum", "max"], ["mean", "mul"]]
 
 
 class Plain(MessagePassing):
@@ -153,6 +153,15 @@ class ChangesThroughNumpy(Plain):
         return x_j
 
 
+class LooksWithoutGradient(Plain):
+    def message(self, x_j: Tensor) -> Tensor:
+        with torch.no_grad():
+            mean = (x_j * 2).mean()
+        with torch.inference_mode():
+            mean_again = float(x_j.mean())
+        return x_j * x_j.sigmoid() + mean + mean_again
+
+
 class ChangesWithoutGradient(Plain):
     def message(self, x_j: Tensor) -> Tensor:
         with torch.no_grad():
@@ -207,6 +216,44 @@ class _Square(torch.autograd.Function):
 class CustomFunction(Plain):
     def message(self, x_j: Tensor) -> Tensor:
         return _Square.apply(x_j)
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * float(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, scale = ctx.saved_tensors
+        return 3 * scale * grad, (grad * x).sum()
+
+
+class CustomFunctionOfAParameter(Plain):
+    """Its gradient is not that of the forward: three times as large."""
+
+    def __init__(self, aggr: Any = "sum") -> None:
+        super().__init__(aggr=aggr)
+        self.scale = torch.nn.Parameter(torch.tensor(0.5))
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return _Scale.apply(x_j, self.scale)
+
+
+class _Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad
+
+
+class ReversesTheGradient(Plain):
+    def message(self, x_j: Tensor) -> Tensor:
+        return _Reverse.apply(x_j)
 
 
 @torch.jit.script
@@ -306,8 +353,7 @@ class AggregatesElsewhere(Plain):
 
 class Updates(Plain):
     def update(self, inputs: Tensor, x: Any) -> Tensor:
-        inputs.relu_()
-        return torch.cat([inputs, x if isinstance(x, Tensor) else x[1]], dim=-1)
+        return torch.cat([inputs.relu(), x if isinstance(x, Tensor) else x[1]], dim=-1)
 
 
 class Attention(Plain):
@@ -355,12 +401,14 @@ UNWEIGHTED: dict[type[MessagePassing], bool | None] = {
     Plain: True,
     AsksOnlyForTheShape: True,
     LooksAndReturns: True,
-    KeepsTheMessages: True,
     Updates: True,
     CallsBaseAggregate: True,
+    ChangesBeforeAggregating: True,
     AlongTheFirstDimension: True,
     AggregatesElsewhere: True,
     AggregatesTwice: None,
+    LooksWithoutGradient: None,
+    KeepsTheMessages: None,
     Attention: None,
     TwoEnds: False,
     OnlyTheTarget: None,
@@ -368,30 +416,29 @@ UNWEIGHTED: dict[type[MessagePassing], bool | None] = {
     ChangesAView: False,
     ChangesThroughData: False,
     ChangesWithoutGradient: False,
+    Relu: True,
+    Detached: True,
     CustomFunction: False,
+    CustomFunctionOfAParameter: False,
+    ReversesTheGradient: False,
     Scripted: False,
-    Relu: False,
     InPlaceRelu: False,
-    Detached: False,
     Aliased: None,
     Sliced: False,
     ArrayLike: False,
-    Hooked: None,
+    Hooked: False,
     OwnScatter: None,
     OwnIndexAdd: False,
-    ChangesBeforeAggregating: False,
 }
 FACTORS: dict[type[MessagePassing], bool | None] = {
     Weighted: True,
     WeightedFromTheRight: True,
+    WeightedByAnInteger: True,
     WeightedByNodes: True,
     WeightedTwice: False,
     WeightedInPlace: False,
-    WeightedByAnInteger: False,
     WeightedByChannel: None,
     ChangedAfterWeighting: False,
-    SourceChangedAfterGathering: None,
-    WeightChangedAfterWeighting: None,
     ScriptedAfterWeighting: False,
 }
 
@@ -427,7 +474,8 @@ def test_messages_without_gradient(cls: type[MessagePassing]) -> None:
         compare(cls(aggr=aggr), features(g.num_src, F), g.edge_index)
 
 
-@pytest.mark.parametrize("graph", SQUARE)
+# Stock's own scatter has wrong gradients for int32, and these classes call it.
+@pytest.mark.parametrize("graph", [name for name in SQUARE if name != "int32"])
 @pytest.mark.parametrize("cls", [Weighted, Attention, Tutorial, AggregatesTwice, Relu, TwoEnds])
 def test_messages_on_hostile_graphs(cls: type[MessagePassing], graph: str) -> None:
     g = SQUARE[graph]
@@ -503,7 +551,7 @@ def test_aggregation_changed_after_construction() -> None:
             compare(conv, features(g.num_src, F).requires_grad_(), FORMS[form](g, None)[0])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [name for name in FORMS if name != "int32"])
 @pytest.mark.parametrize("cls", [Plain, Relu, TwoEnds, Attention, OwnScatter])
 def test_forms_of_the_adjacency(cls: type[MessagePassing], form: str) -> None:
     g = SQUARE["unsorted"]
@@ -517,6 +565,16 @@ def test_forms_of_the_adjacency(cls: type[MessagePassing], form: str) -> None:
 def test_flows(cls: type[MessagePassing], flow: str) -> None:
     g = SQUARE["unsorted"]
     compare(cls(flow=flow), features(g.num_src, F).requires_grad_(), g.edge_index)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max", "median"])
+@pytest.mark.parametrize("cls", [SourceChangedAfterGathering, WeightChangedAfterWeighting])
+def test_operands_changed_before_they_are_read(cls: type[MessagePassing], aggr: str) -> None:
+    # Stock has copied them by then; an error is better than another answer.
+    g = SQUARE["unsorted"]
+    args = features(g.num_src, F), g.edge_index, edge_weight(g, requires_grad=False)
+    with pyg_ioaware.patched(), pytest.raises(RuntimeError, match="in place between gathering"):
+        cls(aggr=aggr)(*args)
 
 
 # What stock refuses ########################################################################
@@ -579,7 +637,7 @@ def test_weights_of_other_dtypes(aggr: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("wrong", ["too_large_source", "negative_target", "three_rows"])
 def test_strict_mode_leaves_errors_as_they_are(wrong: str) -> None:
     args = WRONG[wrong]()
-    with pytest.raises((IndexError, ValueError)) as stock:
+    with pytest.raises((IndexError, ValueError, RuntimeError)) as stock:
         Plain()(*args)
     with pyg_ioaware.patched(strict=True), pytest.raises(stock.type) as ours:
         Plain()(*args)

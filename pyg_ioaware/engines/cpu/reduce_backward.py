@@ -7,15 +7,15 @@ the result, and the buffer of zeros that scatter_reduce starts from as one more 
 zero; 1 "first", the first edge; 2 "exact", every edge that attains the result.
 
 Shapes    dx, x [S, H*C]  dw, weight [E, H]  grad, arg [N, H*C]  tied [N]
-Mapping   dx: a thread owns a block of features (a cache line) and walks all rows, so nothing is
-          added atomically; where there are too few blocks, a share of the sources too. dw: rows
+Mapping   dx: a thread owns a range of features (whole cache lines) and walks all rows, so nothing
+          is added atomically; with more threads than lines, a share of the sources too. dw: rows
 Traffic   grad and arg once, and as many scattered words of dx; x and idx only where ties are
 Numerics  sums in row order, then edge order. "even" multiplies as stock does, so that NaN and inf
           come out at the same places: 0 for the edges that have no share, times grad and weight
 """
 
 # mypy: ignore-errors
-from pyg_ioaware.engines.cpu.gather import edge_of, weighted, weighted_block
+from pyg_ioaware.engines.cpu.gather import AHEAD, edge_of, weighted, weighted_block
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, take, unpack
 from pyg_ioaware.engines.cpu.pool import threads
 from pyg_ioaware.engines.cpu.reduce import SPECIAL
@@ -34,6 +34,7 @@ from pyg_ioaware.engines.cpu.vec import (
     lanes,
     load,
     mul,
+    prefetch,
     select,
     splat,
     splat_int,
@@ -45,6 +46,7 @@ from pyg_ioaware.engines.cpu.vec import (
 
 EVEN, FIRST = 0, 1
 LINE = 64  # bytes of a block of features
+FEW = 0  # edges of a row up to which it is faster to go by edge than by feature
 
 
 @device
@@ -58,6 +60,11 @@ def _message(zero, mask, k, f, h, x, idx, weight, perm, last, width, heads):
 def _place(a):
     """Returns the place of the first edge from an arg, complemented or not."""
     return max(a, ~a) & (SPECIAL - 1)
+
+
+@device
+def _places(a):
+    return select(int_lt(a, splat_int(a, 0)), both(complement(a), splat_int(a, SPECIAL - 1)), a)
 
 
 @device
@@ -76,7 +83,7 @@ def _is_shared(zero, mask, i, arg, grad, ties):
 def _share(zero, mask, i, begin, end, f, h, arg, grad, ties, edges):
     """Returns the result at a block of features, and the share of one edge that attains it."""
     a = load(arg, i, zero, mask)
-    places = select(int_lt(a, splat_int(a, 0)), both(complement(a), splat_int(a, SPECIAL - 1)), a)
+    places = _places(a)
     best, one, count = zero, splat(zero, 1), zero
     for k in range(begin, end):
         here = int_eq(places, splat_int(a, k - begin))
@@ -108,12 +115,29 @@ def _part(v, best, share, ties):
 
 
 @device
-def _span(zero, row, begin, end, f, stop, low, high, dx, grad, arg, tied, ties, edges):
+def _few(zero, mask, i, begin, end, f, h, dx, grad, arg, low, high, edges):
+    """Gives grad to the first edges, edge by edge: for rows with few edges."""
+    _, idx, weight, perm, last, width, heads = edges
+    a, g = load(arg, i, zero, mask), load(grad, i, zero, mask)
+    places = _places(a)
+    for k in range(begin, end):
+        prefetch(dx, idx[min(k + AHEAD, last)] * width + f, zero)
+        j, here = idx[k], int_eq(places, splat_int(a, k - begin))
+        if low <= j < high:
+            at = j * width + f
+            part = weighted_block(select(here, g, zero), k, h, weight, perm, heads)
+            store(dx, at, add(load(dx, at, zero, mask), part), mask)
+
+
+@device
+def _span(zero, mask, row, begin, end, f, stop, low, high, dx, grad, arg, ties, edges):
     """Adds the gradients of one row at the features [f, stop) of one head to rows of dx."""
     _, idx, weight, perm, _, width, heads = edges
-    h = f // (width // heads)
-    mask, i = tail(zero, stop - f), row * width + f
+    h, i = f // (width // heads), row * width + f
     if not _is_shared(zero, mask, i, arg, grad, ties):
+        if end - begin <= FEW:
+            _few(zero, mask, i, begin, end, f, h, dx, grad, arg, low, high, edges)
+            return
         for c in range(stop - f):
             k = begin + _place(arg[i + c])
             j = idx[k]
@@ -126,29 +150,31 @@ def _span(zero, row, begin, end, f, stop, low, high, dx, grad, arg, tied, ties, 
         if low <= j < high:
             part = _part(_message(zero, mask, k, f, h, *edges), best, share, ties)
             at = j * width + f
-            sum_ = add(load(dx, at, zero, mask), weighted_block(part, k, h, weight, perm, heads))
-            store(dx, at, sum_, mask)
+            part = weighted_block(part, k, h, weight, perm, heads)
+            store(dx, at, add(load(dx, at, zero, mask), part), mask)
 
 
 @Entry
 def _entry(args):
-    rowptr, idx, perm, dx, grad, arg, tied, x, weight, ties, rows, sources, width, heads = unpack(
-        args
-    )
+    values = unpack(args)
+    rowptr, idx, perm, dx, grad, arg, tied, x, weight = values[:9]
+    ties, rows, sources, width, heads, across = values[9:]
     edges = (x, idx, weight, perm, rowptr[rows] - 1, width, heads)
     zero, channels = zeros(x, LINE), width // heads
-    blocks = (width + lanes(zero) - 1) // lanes(zero)
-    parts = items_of(args) // blocks
+    lines = (width + lanes(zero) - 1) // lanes(zero)
+    parts = items_of(args) // across
     item = take(args)
     while item >= 0:
-        left = item % blocks * lanes(zero)
-        right, part = min(left + lanes(zero), width), item // blocks
+        left = item % across * lines // across * lanes(zero)
+        right = min((item % across + 1) * lines // across * lanes(zero), width)
+        part = item // across
         low, high = part * sources // parts, (part + 1) * sources // parts
         for row in range(rows):
             begin, end, f = rowptr[row], rowptr[row + 1], left
             while f < right and begin < end:
-                stop = min(right, (f // channels + 1) * channels)
-                _span(zero, row, begin, end, f, stop, low, high, dx, grad, arg, tied, ties, edges)
+                stop = min(right, f + lanes(zero), (f // channels + 1) * channels)
+                mask = tail(zero, stop - f)
+                _span(zero, mask, row, begin, end, f, stop, low, high, dx, grad, arg, ties, edges)
                 f = stop
         item = take(args)
 
@@ -175,7 +201,9 @@ def _weight_row(row, begin, end, dw, grad, arg, tied, ties, edges):
 
 @Entry
 def _weight_entry(args):
-    rowptr, idx, perm, dw, grad, arg, tied, x, weight, ties, rows, _, width, heads = unpack(args)
+    values = unpack(args)
+    rowptr, idx, perm, dw, grad, arg, tied, x, weight = values[:9]
+    ties, rows, _, width, heads = values[9:]
     edges = (x, idx, weight, perm, rowptr[rows] - 1, width, heads)
     items = items_of(args)
     item = take(args)
@@ -205,9 +233,11 @@ def reduce_backward(csr, dx, grad, arg, tied, x, weight, ties):
     fields, values = _arguments(csr, dx, grad, arg, tied, x, weight, ties)
     rows, width = grad.shape
     if rows and width and x.shape[0]:
-        blocks = -(-width * x.element_size() // LINE)
-        items = blocks * max(1, threads() // blocks)
-        launch(_entry, fields, values, 4 * rows * width, 0, chunks=items)
+        # As wide a range of features as there are threads for: rows are read in pieces otherwise.
+        lines, count = -(-width * x.element_size() // LINE), threads()
+        across = min(lines, count)
+        fields, values = (*fields, INTEGER), (*values, across)
+        launch(_entry, fields, values, 4 * rows * width, 0, chunks=across * (count // across))
 
 
 def reduce_backward_weight(csr, dw, grad, arg, tied, x, weight, ties):

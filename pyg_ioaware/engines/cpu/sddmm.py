@@ -29,6 +29,10 @@ def _dot(a, i, b, j, ahead, channels):
     if c < channels:
         mask = tail(narrow, channels - c)
         narrow = fma(load(a, i + c, narrow, mask), load(b, j + c, narrow, mask), narrow)
+    if channels < lanes(wide):
+        return hsum(narrow)
+    if channels % lanes(wide) == 0:
+        return hsum(wide)
     return hsum(wide) + hsum(narrow)
 
 
