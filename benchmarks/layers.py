@@ -105,7 +105,9 @@ class Linears(torch.nn.Module):
         return torch.stack([m(x).sum() for m in self.maps]).sum()
 
 
-def step(call: Callable[..., Tensor], args: tuple[Any, ...], cotangent: Tensor) -> Callable[[], Any]:
+def step(
+    call: Callable[..., Tensor], args: tuple[Any, ...], cotangent: Tensor
+) -> Callable[[], Tensor]:
     """Returns one training step: forward, and backward to x and all parameters."""
     x = args[0]
 
@@ -118,11 +120,12 @@ def step(call: Callable[..., Tensor], args: tuple[Any, ...], cotangent: Tensor) 
     return run
 
 
-def turns(steps: dict[str, Callable[[], Any]], seconds: float, least: int) -> dict[str, list[float]]:
+def turns(
+    steps: dict[str, Callable[[], Tensor]], seconds: float, least: int
+) -> dict[str, list[float]]:
     """Runs the steps in turn until the time is up; returns milliseconds per run."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for run in steps.values():
-        run()
         run()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(next(iter(times.values()))) < least:
@@ -161,53 +164,48 @@ def check(name: str, ours: Callable[[], Tensor], stock: Callable[[], Tensor], x:
 
 
 def measure(
-    graph: str,
-    edge_index: Tensor,
-    num_nodes: int,
-    layers: list[str],
-    args: argparse.Namespace,
+    graph: str, edge_index: Tensor, num_nodes: int, name: str, args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Yields a row per layer and provider."""
+    """Yields a row per provider of one layer on one graph."""
     torch.manual_seed(0)
-    made = make_layers()
-    for name in layers:
-        layer, inputs = made[name]
-        x = torch.randn(num_nodes, WIDTH, requires_grad=True)
-        given = inputs(x, edge_index)
-        torch.set_num_threads(args.threads)
+    layer, inputs = make_layers()[name]
+    x = torch.randn(num_nodes, WIDTH, requires_grad=True)
+    given = inputs(x, edge_index)
+    torch.set_num_threads(args.threads)
+    with torch.no_grad():
         cotangent = torch.randn_like(layer(*given))
-        stock = step(on_stock(layer), given, cotangent)
-        ours = step(layer, given, cotangent)
-        check(f"{name} on {graph}", ours, stock, x)
-        steps = {"stock": stock, "ours": ours, "linears": step(Linears(layer), (x,), cotangent)}
-        if not list(Linears(layer).maps):
-            del steps["linears"]
-        if args.peers and name in ("GCNConv", "SAGEConv-max"):
-            from torch_sparse import SparseTensor
+    stock, ours = step(on_stock(layer), given, cotangent), step(layer, given, cotangent)
+    check(f"{name} on {graph}", ours, stock, x)
+    steps = {"stock": stock, "ours": ours}
+    dense = Linears(layer)
+    if len(dense.maps):
+        steps["linears"] = step(dense, (x,), cotangent)
+    peers = args.peers and name in ("GCNConv", "SAGEConv-max")
+    if peers:
+        from torch_sparse import SparseTensor
 
-            row, col = edge_index
-            adj = SparseTensor(row=col, col=row, sparse_sizes=(num_nodes, num_nodes))
-            steps["SparseTensor"] = step(on_stock(layer), (x, adj), cotangent)
-        times = turns(steps, args.seconds, args.least)
-        if args.peers and name in ("GCNConv", "SAGEConv-max"):
-            for threads in (1, 2):
-                torch._dynamo.reset()
-                peer = step(compiled(layer, threads), given, cotangent)
-                times |= turns({f"torch.compile-{threads}": peer}, args.seconds / 2, args.least)
-            torch.set_num_threads(args.threads)
-        for provider, values in times.items():
-            low, median, high = statistics.quantiles(values, n=4)
-            yield {
-                "layer": name,
-                "graph": graph,
-                "nodes": num_nodes,
-                "edges": edge_index.size(1),
-                "provider": provider,
-                "median_ms": f"{median:.4f}",
-                "q1_ms": f"{low:.4f}",
-                "q3_ms": f"{high:.4f}",
-                "runs": len(values),
-            }
+        row, col = edge_index
+        adj = SparseTensor(row=col, col=row, sparse_sizes=(num_nodes, num_nodes))
+        steps["SparseTensor"] = step(on_stock(layer), (x, adj), cotangent)
+    times = turns(steps, args.seconds, args.least)
+    for threads in (1, 2) if peers else ():
+        torch._dynamo.reset()
+        peer = step(compiled(layer, threads), given, cotangent)
+        times |= turns({f"torch.compile-{threads}": peer}, args.seconds / 2, args.least)
+        torch.set_num_threads(args.threads)
+    for provider, values in times.items():
+        low, median, high = statistics.quantiles(values, n=4)
+        yield {
+            "layer": name,
+            "graph": graph,
+            "nodes": num_nodes,
+            "edges": edge_index.size(1),
+            "provider": provider,
+            "median_ms": f"{median:.4f}",
+            "q1_ms": f"{low:.4f}",
+            "q3_ms": f"{high:.4f}",
+            "runs": len(values),
+        }
 
 
 def environment(threads: int) -> dict[str, Any]:
@@ -235,29 +233,15 @@ def _cpuinfo() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def report(rows: list[dict[str, Any]]) -> None:
-    """Prints the speed-ups, per layer and as geometric means."""
-    cells: dict[tuple[str, str], dict[str, float]] = {}
-    for row in rows:
-        cells.setdefault((row["layer"], row["graph"]), {})[row["provider"]] = float(row["median_ms"])
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for (layer, graph), t in cells.items():
-        dense = t.get("linears", 0.0)
-        peers = [v for k, v in t.items() if k == "SparseTensor" or k.startswith("torch.compile")]
-        found = {
-            "stock/ours": t["stock"] / t["ours"],
-            "beyond linears": (t["stock"] - dense) / max(t["ours"] - dense, 1e-9),
-        }
-        if peers:
-            found["best peer/ours"] = min(peers) / t["ours"]
-        for key, value in found.items():
-            ratios.setdefault((layer, key), []).append(value)
-        shown = "  ".join(f"{k} {v:.2f}" for k, v in t.items())
-        print(f"{layer:16} {graph:18} {shown} ms | ", end="")
-        print("  ".join(f"{k} {v:.1f}x" for k, v in found.items()))
-    for (layer, key), values in ratios.items():
-        mean = math.exp(statistics.fmean(math.log(max(v, 1e-9)) for v in values))
-        print(f"{layer:16} geometric mean of {len(values)}: {key} {mean:.2f}x")
+def ratios(times: dict[str, float]) -> dict[str, float]:
+    """Returns the speed-ups of one layer on one graph, from the median of each provider."""
+    dense = times.get("linears", 0.0)
+    peers = [v for k, v in times.items() if k == "SparseTensor" or k.startswith("torch.compile")]
+    found = {
+        "stock/ours": times["stock"] / times["ours"],
+        "beyond linears": (times["stock"] - dense) / max(times["ours"] - dense, 1e-9),
+    }
+    return found | ({"best peer/ours": min(peers) / times["ours"]} if peers else {})
 
 
 def main() -> None:
@@ -277,11 +261,21 @@ def main() -> None:
         graphs |= {name: load(args.graphs / f"{name}.npz") for name in args.names}
     layers = list(make_layers()) if args.layers == ["all"] else args.layers
     pyg_ioaware.patch(strict=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    found: dict[tuple[str, str], list[float]] = {}
     for graph, (edge_index, num_nodes) in graphs.items():
-        for row in measure(graph, edge_index, num_nodes, layers, args):
-            rows.append(row | environment(args.threads))
-    report(rows)
+        for layer in layers:
+            new = list(measure(graph, edge_index, num_nodes, layer, args))
+            rows += [row | environment(args.threads) for row in new]
+            times = {row["provider"]: float(row["median_ms"]) for row in new}
+            shown = "  ".join(f"{k} {v:.2f}" for k, v in times.items())
+            speedups = "  ".join(f"{k} {v:.1f}x" for k, v in ratios(times).items())
+            print(f"{layer:16} {graph:18} {shown} ms | {speedups}", flush=True)
+            for key, value in ratios(times).items():
+                found.setdefault((layer, key), []).append(value)
+    for (layer, key), values in found.items():
+        mean = math.exp(statistics.fmean(math.log(max(v, 1e-9)) for v in values))
+        print(f"{layer:16} geometric mean of {len(values)}: {key} {mean:.2f}x")
     if args.out:
         new = not args.out.exists()
         with args.out.open("a", newline="") as file:

@@ -1,4 +1,4 @@
-r"""Measures the peak memory of one training step of a SAGE-max layer, each variant in a fresh process.
+r"""Measures the peak memory of one training step of a SAGE-max layer, in fresh processes.
 
 .. code-block:: bash
 

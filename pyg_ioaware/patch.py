@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch._dynamo
 import torch_geometric.nn
 import torch_geometric.utils
 from torch import Tensor
@@ -23,7 +24,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_ioaware import messages
 from pyg_ioaware.forks import hold_over_fork
-from pyg_ioaware.rebind import rebind
+from pyg_ioaware.rebind import rebind, share_overloads
 from pyg_ioaware.switch import FLAG, SWITCH, Flag, enabled, forced
 
 logger = logging.getLogger("pyg_ioaware")
@@ -172,7 +173,9 @@ REGISTRY: tuple[Replacement, ...] = (
         _make_gather,
         "gathers messages lazily",
     ),
-    Replacement(_utils.scatter, _AGGREGATIONS + _LAYERS, _make_scatter, "reduces lazy messages fused"),
+    Replacement(
+        _utils.scatter, _AGGREGATIONS + _LAYERS, _make_scatter, "reduces lazy messages fused"
+    ),
     Replacement(_utils.segment, _AGGREGATIONS, _make_segment, "forms lazy messages"),
     Replacement(gcn_norm, _LAYERS, _make_memo, "returns the same tensors again"),
     Replacement(
@@ -191,6 +194,11 @@ REGISTRY: tuple[Replacement, ...] = (
     ),
     Replacement(_utils.spmm, _LAYERS, _make_spmm, "multiplies sparse adjacencies fused"),
 )
+
+# A user's 'message' may call a compiled function: it gets formed messages, not the code that makes
+# them lazy.
+for _name in ("lazy", "commute"):
+    torch._dynamo.trace_rules.add(f"{messages.__name__}.{_name}")
 
 _lock = threading.RLock()
 hold_over_fork(_lock)
@@ -324,6 +332,7 @@ def _install() -> None:
     _installed.extend(made)
     try:
         for row, wrapper in made:
+            share_overloads(row.target, wrapper)
             if isinstance(row.places, type):
                 setattr(row.places, row.target.__name__, wrapper)
         in_modules = [(row, w, row.places) for row, w in made if isinstance(row.places, tuple)]
@@ -338,6 +347,7 @@ def _uninstall() -> None:
     # while the patch was on may have taken a wrapper from another: all are searched.
     for row, wrapper in _installed:
         name = row.target.__name__
+        share_overloads(wrapper, row.target)
         if isinstance(row.places, type) and row.places.__dict__.get(name) is wrapper:
             setattr(row.places, name, row.target)
     _exchange({wrapper: (row.target, ("",)) for row, wrapper in _installed})

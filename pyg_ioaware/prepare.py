@@ -151,9 +151,7 @@ def cache_limits(
 
 def _structure(edge_index: Any, size: Size | None, flow: str) -> Adjacency | None:
     if flow not in ("source_to_target", "target_to_source"):
-        raise ValueError(
-            "'flow' must be 'source_to_target' or 'target_to_source' " f"(got '{flow}')"
-        )
+        raise ValueError(f"'flow' must be 'source_to_target' or 'target_to_source' (got '{flow}')")
     if isinstance(edge_index, SparseTensor):
         rowptr, col, _ = edge_index.csr()
         return CACHE.adjacency_rows(rowptr, col, edge_index.size(1))
@@ -168,9 +166,10 @@ def _structure(edge_index: Any, size: Size | None, flow: str) -> Adjacency | Non
     if edge_index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"'prepare' expects int64 or int32 indices (got '{edge_index.dtype}')")
     if size is None:
-        size = getattr(edge_index, "_sparse_size", (None, None))
-        if None in size:
+        known: tuple[int | None, int | None] = getattr(edge_index, "_sparse_size", (None, None))
+        if known[0] is None or known[1] is None:
             raise ValueError("'prepare' needs 'size', the number of nodes (got None)")
+        size = (known[0], known[1])
     num_src, num_dst = (size, size) if isinstance(size, int) else size
     row, col = (0, 1) if flow == "source_to_target" else (1, 0)
     sizes = (num_src, num_dst) if flow == "source_to_target" else (num_dst, num_src)

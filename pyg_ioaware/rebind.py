@@ -5,6 +5,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 Function = Callable[..., Any]
 
 
@@ -29,6 +31,20 @@ def rebind(wrapper: Function, original: Function) -> Function:
         wrapper.__closure__,
     )
     return functools.update_wrapper(rebound, original)
+
+
+def share_overloads(source: Function, target: Function) -> None:
+    r"""Lets TorchScript find a function's compiled overloads in another function, too.
+
+    It compiles the overloads of a name once in a process, and keeps them by function object.
+
+    Args:
+        source (callable): The function that may have been scripted.
+        target (callable): The function that takes its place.
+    """
+    names = torch.jit._state._jit_function_overload_caching.get(source)
+    if names is not None:
+        torch.jit._state._jit_function_overload_caching[target] = names
 
 
 def with_globals(function: Function, **names: Any) -> Function:

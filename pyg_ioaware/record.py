@@ -50,10 +50,11 @@ class Record:
 
     def pend(self, layer: str, reason: str) -> None:
         """Notes that a layer formed messages; they count once an aggregation takes them."""
-        pending = getattr(self._local, "pending", None)
+        pending: tuple[str, list[str]] | None = getattr(self._local, "pending", None)
         if pending is None or pending[0] != layer:
             self.settle()
-            self._local.pending = pending = (layer, [])
+            pending = (layer, [])
+            self._local.pending = pending
         if reason not in pending[1]:
             pending[1].append(reason)
 
@@ -89,7 +90,8 @@ class Record:
         """Collects what this thread does inside, and never raises for it."""
         before = self._seen
         self.settle()
-        self._local.seen = seen = {}
+        seen: dict[str, LayerCalls] = {}
+        self._local.seen = seen
         try:
             yield seen
         finally:

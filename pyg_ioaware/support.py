@@ -54,7 +54,7 @@ def mode_reasons(*tensors: Any) -> list[str]:
     found = []
     if torch.compiler.is_compiling():
         found.append("torch.compile")
-    if torch.jit.is_tracing() or torch.onnx.is_in_onnx_export():
+    if torch._C._is_tracing() or torch.onnx.is_in_onnx_export():
         found.append("tracing or ONNX export")
     if torch._C._len_torch_dispatch_stack() > 0:
         found.append("an active TorchDispatchMode")

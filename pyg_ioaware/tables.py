@@ -31,8 +31,8 @@ def support_table() -> str:
         names = ", ".join(f"`{name}`" for name, kind in sorted(LAYERS.items()) if kind == what)
         lines.append(f"| {names} | {what} |")
     lines.append(
-        "| your own `MessagePassing` | aggregations of `x_j`, of a weight per edge (and head) times "
-        "`x_j`, and of functions of `x_j` alone: elementwise ones, views, linear maps |"
+        "| your own `MessagePassing` | aggregations of `x_j`, of a weight per edge (and head) "
+        "times `x_j`, and of functions of `x_j` alone: elementwise ones, views, linear maps |"
     )
     lines.append("| any other layer | maxima and minima of its messages |")
     lines += ["", "| Function of PyG | While patched it |", "|---|---|"]

@@ -64,7 +64,9 @@ class Adjacency:
             lo, hi = torch.aminmax(src)
             lo_dst, hi_dst = torch.aminmax(dst)
             ordered = (dst[1:] >= dst[:-1]).all()
-            facts = torch.stack([lo.long(), hi.long(), lo_dst.long(), hi_dst.long(), ordered.long()])
+            facts = torch.stack(
+                [lo.long(), hi.long(), lo_dst.long(), hi_dst.long(), ordered.long()]
+            )
             lo_, hi_, lo_dst_, hi_dst_, is_sorted = facts.tolist()  # the only read-back
             if lo_ < 0 or hi_ >= num_src or lo_dst_ < 0 or hi_dst_ >= num_dst:
                 return None

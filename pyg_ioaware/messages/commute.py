@@ -65,9 +65,9 @@ def _node_operand(value: Any, messages: Any) -> Any:
     """Returns a number, or what other messages of the same edges gather from; else None."""
     if type(value) in _NUMBERS:
         return value
-    if type(value) is type(messages) and value.index is messages.index:
-        if value.weight is None and value.is_intact and value.src.size(0) == messages.src.size(0):
-            return value.src
+    same_edges = type(value) is type(messages) and value.ends is messages.ends
+    if same_edges and value.weight is None and value.is_intact:
+        return value.src if value.src.size(0) == messages.src.size(0) else None
     return None
 
 

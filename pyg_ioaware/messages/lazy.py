@@ -87,13 +87,13 @@ class LazyMessage(Tensor):
     Attributes:
         owner (str): The name of the layer that gathered them.
         src (torch.Tensor): Node features of shape :obj:`[N, F]` or :obj:`[N, H, C]`.
-        index (torch.Tensor): The node of each edge, of shape :obj:`[E]`.
+        ends (torch.Tensor): The node of each edge, of shape :obj:`[E]`.
         weight (torch.Tensor, optional): Weights of shape :obj:`[E]` or :obj:`[E, H]`.
     """
 
     owner: str
     src: Tensor
-    index: Tensor
+    ends: Tensor
     weight: Tensor | None
     _form: Callable[[], Tensor]
     _formed: Tensor | None
@@ -114,10 +114,10 @@ class LazyMessage(Tensor):
     ) -> "LazyMessage":
         """Makes messages that :obj:`form` forms, from those of the parent if there is one."""
         dtype = src.dtype if weight is None else torch.promote_types(weight.dtype, src.dtype)
-        out: LazyMessage = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        out: LazyMessage = Tensor._make_wrapper_subclass(
             LazyMessage, (index.numel(), *src.shape[1:]), dtype=dtype, device=src.device
         )
-        out.owner, out.src, out.index, out.weight = owner, src, index, weight
+        out.owner, out.src, out.ends, out.weight = owner, src, index, weight
         out._form, out._formed, out._exposed, out._recorded = form, None, False, recorded
         out._versions = _versions(src, index, weight)
         out._family = [] if parent is None else parent._family
@@ -173,7 +173,7 @@ class LazyMessage(Tensor):
         Raises:
             RuntimeError: If one of them was changed in place since.
         """
-        if self._versions != _versions(self.src, self.index, self.weight):
+        if self._versions != _versions(self.src, self.ends, self.weight):
             raise RuntimeError(
                 f"'{self.owner}' changed node features, edges or weights in place between "
                 f"gathering and aggregating messages, which 'pyg_ioaware' cannot follow; run it "
@@ -223,7 +223,7 @@ class LazyMessage(Tensor):
         return out
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Callable[..., Any],
         types: Any,
@@ -289,7 +289,7 @@ def aggregate(
         return None
     messages.check_operands()
     src, weight = messages.src, messages.weight
-    adj = CACHE.adjacency(messages.index, index, src.size(0), dim_size)
+    adj = CACHE.adjacency(messages.ends, index, src.size(0), dim_size)
     if adj is None:
         return None
     RECORD.fused(messages.owner)
@@ -342,7 +342,9 @@ def _lazy(
 ) -> LazyMessage:
     differentiable = src.requires_grad or (weight is not None and weight.requires_grad)
     if differentiable and torch.is_grad_enabled():
-        out: LazyMessage = _Connect.apply(src, weight, index, owner, form, parent)
+        out: LazyMessage = _Connect.apply(  # type: ignore[no-untyped-call]
+            src, weight, index, owner, form, parent
+        )
         return out
     return LazyMessage.wrap(owner, src, index, weight, form, parent, False)
 
@@ -366,7 +368,7 @@ def _weighted(func: Callable[..., Any], a: Any, b: Any) -> Tensor | None:
         out: Tensor = func(weight, dense) if swapped else func(dense, weight)
         return out
 
-    return _lazy(messages.owner, messages.src, messages.index, vector, form, messages)
+    return _lazy(messages.owner, messages.src, messages.ends, vector, form, messages)
 
 
 def _commuted(
@@ -381,7 +383,7 @@ def _commuted(
         out: Tensor = func(dense, *args[1:], **kwargs)
         return out
 
-    return _lazy(messages.owner, nodes, messages.index, None, form, messages)
+    return _lazy(messages.owner, nodes, messages.ends, None, form, messages)
 
 
 def _versions(*tensors: Tensor | None) -> list[int]:

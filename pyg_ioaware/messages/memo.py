@@ -83,7 +83,12 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
     given = [v for v in values if isinstance(v, Tensor | SparseTensor)]
     anchors = [t for v in given for t in _tensors(v)]
     # Inside another memoised function there is nothing to keep: that one's results are kept.
-    if _inside.get() or not anchors or not all(_is_plain(t) for t in anchors) or support.mode_reasons():
+    if (
+        _inside.get()
+        or not anchors
+        or not all(_is_plain(t) for t in anchors)
+        or support.mode_reasons()
+    ):
         return stock(*args, **kwargs)
     options = tuple(_token(v) for v in values)
     what: Hashable = (name, len(args), tuple(kwargs), options)

@@ -1,5 +1,7 @@
 """MaxAggregation, fused."""
 
+from typing import Any
+
 from torch import Tensor
 from torch_geometric.nn import MaxAggregation
 
@@ -43,7 +45,7 @@ class IOAwareMaxAggregation(MaxAggregation):
         by_segment = index is None or (ptr is not None and self._deterministic)
         if not is_disabled() and not by_segment and index is not None:
             ties = None if self.ties == "stock" else self.ties
-            reduce = aggregate if type(x) is LazyMessage else reduce_elements
+            reduce: Any = aggregate if type(x) is LazyMessage else reduce_elements
             out: Tensor | None = reduce(x, index, dim, dim_size, "max", ties)
             if out is not None:
                 return out

@@ -45,9 +45,10 @@ def bind_spmm(stock: Callable[..., Any], owner: str) -> Callable[..., Any]:
     """Returns a stock layer's function that multiplies sparse adjacencies fused."""
 
     def fused_spmm(*args: Any, **kwargs: Any) -> Tensor:
+        stock: Callable[..., Tensor] = spmm
         if is_disabled():
-            return spmm(*args, **kwargs)
-        return messages.spmm(spmm, owner, *args, **kwargs)
+            return stock(*args, **kwargs)
+        return messages.spmm(stock, owner, *args, **kwargs)
 
     return with_globals(stock, spmm=fused_spmm)
 

@@ -190,7 +190,8 @@ def _recorded(
         alias = x.view_as(x)
         alias_weight = None if weight is None else weight.view_as(weight)
         out = reference.reduce(alias, alias_weight, ctx.adj, ctx.is_max, ctx.ties)
-        inputs = [t for t, need in zip((alias, alias_weight), needs, strict=True) if need]
+        pairs = zip((alias, alias_weight), needs, strict=True)
+        inputs = [t for t, need in pairs if need and t is not None]
         found = iter(torch.autograd.grad(out, inputs, grad, create_graph=torch.is_grad_enabled()))
     return (next(found) if needs[0] else None), (next(found) if needs[1] else None)
 
@@ -231,5 +232,7 @@ def reduce(
         raise ValueError(f"'ties' must be one of {list(TIES)} (got '{ties}')")
     dtype = x.dtype if weight is None else torch.promote_types(weight.dtype, x.dtype)
     work = compute_dtype(dtype, x.device)
-    out = Reduce.apply(rows(x, work), per_head(weight, work), adj, reduce == "max", ties)
+    out: Tensor = Reduce.apply(  # type: ignore[no-untyped-call]
+        rows(x, work), per_head(weight, work), adj, reduce == "max", ties
+    )
     return out.view(adj.num_dst, *x.shape[1:]).to(dtype)

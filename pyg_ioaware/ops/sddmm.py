@@ -108,4 +108,7 @@ def sddmm(a: Tensor, b: Tensor, adj: Adjacency, heads: int = 1, mean: bool = Fal
         raise ValueError(
             f"'sddmm' expects a width that 'heads' divides (got {a_rows.size(1)} and {heads})"
         )
-    return SDDMM.apply(a_rows, b_rows, adj, heads, mean).to(a.dtype)
+    out: Tensor = SDDMM.apply(  # type: ignore[no-untyped-call]
+        a_rows, b_rows, adj, heads, mean
+    )
+    return out.to(a.dtype)

@@ -121,5 +121,7 @@ def spmm(x: Tensor, adj: Adjacency, weight: Tensor | None = None, mean: bool = F
     check(x, adj.num_src, weight, adj.num_edges, "spmm")
     dtype = x.dtype if weight is None else torch.promote_types(weight.dtype, x.dtype)
     work = compute_dtype(dtype, x.device)
-    out = SpMM.apply(rows(x, work), per_head(weight, work), adj, mean, False)
+    out: Tensor = SpMM.apply(  # type: ignore[no-untyped-call]
+        rows(x, work), per_head(weight, work), adj, mean, False
+    )
     return out.view(adj.num_dst, *x.shape[1:]).to(dtype)

@@ -59,7 +59,11 @@ def test_no_cross_graph_hit_over_fresh_structures():
 @pytest.mark.parametrize(("conv", "runs"), [(GCNConv, 700), (SAGEConv, 1500)])
 def test_no_cross_graph_hit_through_layers(conv, runs):
     """Same number of nodes and edges, and addresses that the allocator hands out again."""
-    conv, x, addresses = conv(C, C, aggr="max" if conv is SAGEConv else "sum"), features(N, C), set()
+    conv, x, addresses = (
+        conv(C, C, aggr="max" if conv is SAGEConv else "sum"),
+        features(N, C),
+        set(),
+    )
     outs = []
     with torch.no_grad():
         with pyg_ioaware.patched():

@@ -68,7 +68,7 @@ ALL = [
 def test_how_each_layer_runs(name: str) -> None:
     row = CONVS[name]
     conv, inputs = row.make(), row.inputs(SQUARE["unsorted"])
-    assert fused(compare(conv, **inputs)) == row.fuses
+    assert fused(compare(conv, **inputs, steps=2)) == row.fuses
     explanation = pyg_ioaware.explain(conv, **inputs)
     assert explanation.fused == (row.fuses == WHOLE)
     assert bool(explanation.reasons) == (row.fuses != WHOLE)
@@ -78,7 +78,7 @@ def test_how_each_layer_runs(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_each_layer_on_hostile_graphs(name: str, graph: str) -> None:
     row = CONVS[name]
-    compare(row.make(), **row.inputs(SQUARE[graph]), steps=1)
+    compare(row.make(), **row.inputs(SQUARE[graph]))
 
 
 def test_stats_tell_what_ran() -> None:
@@ -109,7 +109,7 @@ def call(option: str, adjacency: Any, weight: Tensor | None, num_nodes: int, **k
 def test_options(option: str, graph: str) -> None:
     g = SQUARE[graph]
     weight = edge_weight(g)
-    path = call(option, g.edge_index, weight, g.num_src)
+    path = call(option, g.edge_index, weight, g.num_src, steps=2)
     assert path == WHOLE or g.num_edges == 0
 
 
@@ -128,7 +128,7 @@ def test_adjacency_forms(option: str, form: str, with_weight: bool) -> None:
         g = SQUARE[graph]
         weight = edge_weight(g, requires_grad=False) if with_weight else None
         adjacency, weight = FORMS[form](g, weight)
-        call(option, adjacency, weight, g.num_src, steps=1)
+        call(option, adjacency, weight, g.num_src)
 
 
 @needs_sparse
@@ -211,7 +211,7 @@ def test_bipartite(name: str, graph: str, form: str) -> None:
     source = features(g.num_src, F).requires_grad_()
     target = features(g.num_dst, width, seed=1).requires_grad_()
     adjacency, _ = FORMS[form](g, None)
-    compare(PAIRS[name](), (source, target), adjacency, steps=1)
+    compare(PAIRS[name](), (source, target), adjacency)
 
 
 @pytest.mark.parametrize("name", ["SAGE-mean", "SAGE-max", "GraphConv", "GIN", "Simple"])
@@ -219,8 +219,8 @@ def test_bipartite(name: str, graph: str, form: str) -> None:
 def test_bipartite_without_target_features(name: str, graph: str) -> None:
     g = BIPARTITE[graph]
     x = (features(g.num_src, F).requires_grad_(), None)
-    compare(PAIRS[name](), x, g.edge_index, size=(g.num_src, g.num_dst), steps=1)
-    compare(PAIRS[name](), x, g.edge_index, steps=1)
+    compare(PAIRS[name](), x, g.edge_index, size=(g.num_src, g.num_dst))
+    compare(PAIRS[name](), x, g.edge_index)
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
@@ -231,7 +231,7 @@ def test_sizes(size: Any, flow: str) -> None:
     x = x if flow == "source_to_target" else x[::-1]
     conv = nn.SAGEConv((F, C) if flow == "source_to_target" else (C, F), C)
     conv.flow = flow
-    compare(conv, x, g.edge_index, size=size, steps=1)
+    compare(conv, x, g.edge_index, size=size)
 
 
 @pytest.mark.parametrize("name", ["no_nodes", "one_node", "isolated", "no_edges"])
@@ -265,7 +265,7 @@ def test_modules_of_other_dtypes(option: str, dtype: torch.dtype) -> None:
 def test_float32_weights_of_half_features(option: str, dtype: torch.dtype) -> None:
     g = SQUARE["unsorted"]
     inputs = node_inputs(option, g.num_src, dtype) | {"edge_index": g.edge_index}
-    compare(OPTIONS[option]().to(dtype), **inputs, edge_weight=edge_weight(g), steps=1)
+    compare(OPTIONS[option]().to(dtype), **inputs, edge_weight=edge_weight(g))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -350,7 +350,7 @@ def test_features_of_any_strides(aggr: str) -> None:
         buffer[: F * g.num_src].view(F, g.num_src).t(),
         buffer[:F].expand(g.num_src, F),
     ):
-        compare(nn.SimpleConv(aggr), x.detach().requires_grad_(), g.edge_index, steps=1)
+        compare(nn.SimpleConv(aggr), x.detach().requires_grad_(), g.edge_index)
 
 
 # Ties, NaN, infinities #####################################################################
@@ -369,7 +369,7 @@ def test_gradients_of_ties(aggr: Any, kind: str, form: str) -> None:
     for graph in ("unsorted", "duplicates", "isolated", "loops"):
         g = SQUARE[graph]
         adjacency, _ = FORMS[form](g, None)
-        compare(nn.SimpleConv(aggr), ties(g.num_src, kind), adjacency, steps=1)
+        compare(nn.SimpleConv(aggr), ties(g.num_src, kind), adjacency)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -380,7 +380,7 @@ def test_nan_and_inf_features(option: str, form: str, value: float) -> None:
     x = features(g.num_src, F)
     x[3, 2], x[7] = value, -value
     adjacency, _ = FORMS[form](g, None)
-    compare(OPTIONS[option](), x.requires_grad_(), adjacency, steps=1)
+    compare(OPTIONS[option](), x.requires_grad_(), adjacency)
 
 
 def test_negative_degrees_give_nan_where_stock_has_it() -> None:
@@ -459,4 +459,4 @@ def test_any_graph_and_options(
     weight = edge_weight(graph, requires_grad=False) if weighted else None
     adjacency, weight = FORMS[form](graph, weight)
     args = [] if weight is None or name.startswith("SAGE") else [weight.requires_grad_()]
-    compare(conv, x, adjacency, *args)
+    compare(conv, x, adjacency, *args, steps=2)

@@ -634,10 +634,10 @@ def test_weights_of_other_dtypes(aggr: str, dtype: torch.dtype) -> None:
     compare(Weighted(aggr=aggr), features(g.num_src, F).requires_grad_(), g.edge_index, weight)
 
 
-@pytest.mark.parametrize("wrong", ["too_large_source", "negative_target", "three_rows"])
+@pytest.mark.parametrize("wrong", ["too_large_source", "negative_source", "three_rows"])
 def test_strict_mode_leaves_errors_as_they_are(wrong: str) -> None:
     args = WRONG[wrong]()
-    with pytest.raises((IndexError, ValueError, RuntimeError)) as stock:
+    with pytest.raises((IndexError, ValueError)) as stock:
         Plain()(*args)
     with pyg_ioaware.patched(strict=True), pytest.raises(stock.type) as ours:
         Plain()(*args)

@@ -74,7 +74,7 @@ def by_ops(graph: Graph, reduce: str, **options: Any) -> Op:
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_same_as_gather_and_scatter(graph: str, rows: str, reduce: str) -> None:
     g = GRAPHS[graph]
-    compare(by_pyg(g, reduce), *operands(g, rows), ours=by_ops(g, reduce), steps=1)
+    compare(by_pyg(g, reduce), *operands(g, rows), ours=by_ops(g, reduce))
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
@@ -83,7 +83,7 @@ def test_same_as_gather_and_scatter(graph: str, rows: str, reduce: str) -> None:
 @pytest.mark.parametrize("graph", ["unsorted", "wide", "isolated"])
 def test_dtypes(graph: str, dtype: torch.dtype, rows: str, reduce: str) -> None:
     g = GRAPHS[graph]
-    compare(by_pyg(g, reduce), *operands(g, rows, dtype), ours=by_ops(g, reduce), steps=1)
+    compare(by_pyg(g, reduce), *operands(g, rows, dtype), ours=by_ops(g, reduce))
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])
@@ -95,7 +95,7 @@ def test_weight_of_another_dtype(
     g = GRAPHS["unsorted"]
     x, _ = operands(g, "weighted", x_dtype)
     _, weight = operands(g, "weighted", weight_dtype)
-    compare(by_pyg(g, reduce), x, weight, ours=by_ops(g, reduce), steps=1)
+    compare(by_pyg(g, reduce), x, weight, ours=by_ops(g, reduce))
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
@@ -105,7 +105,7 @@ def test_widths(width: int, heads: int, reduce: str) -> None:
     g = GRAPHS["unsorted"]
     x = features(g.num_src, heads, width).requires_grad_()
     weight = features(g.num_edges, heads, seed=1).requires_grad_()
-    compare(by_pyg(g, reduce), x, weight, ours=by_ops(g, reduce), steps=1)
+    compare(by_pyg(g, reduce), x, weight, ours=by_ops(g, reduce))
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])
@@ -120,7 +120,7 @@ def test_operands_of_any_strides(reduce: str) -> None:
     for x in (shifted, strided, transposed, expanded):
         for weight in (weights[1 : g.num_edges + 1], weights[1::2], weights[:1].expand(50)):
             inputs = x.detach().requires_grad_(), weight.detach().requires_grad_()
-            compare(by_pyg(g, reduce), *inputs, ours=by_ops(g, reduce), steps=1)
+            compare(by_pyg(g, reduce), *inputs, ours=by_ops(g, reduce))
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
@@ -131,8 +131,8 @@ def test_nan_and_inf(graph: str, value: float, reduce: str) -> None:
     x, weight = operands(g, "weighted")
     with torch.no_grad():
         x[2, 1], x[5, 3], x[:, 4] = value, -value, value
-    compare(by_pyg(g, reduce), x, ours=by_ops(g, reduce), steps=1)
-    compare(by_pyg(g, reduce), x, weight, ours=by_ops(g, reduce), steps=1)
+    compare(by_pyg(g, reduce), x, ours=by_ops(g, reduce))
+    compare(by_pyg(g, reduce), x, weight, ours=by_ops(g, reduce))
 
 
 def test_the_hub_is_split() -> None:
@@ -180,7 +180,7 @@ def test_sddmm(graph: str, heads: int, mean: bool) -> None:
 
     a = features(g.num_dst, 6).requires_grad_()
     b = features(g.num_src, 6, seed=1).requires_grad_()
-    compare(stock, a, b, ours=lambda a, b: ops.sddmm(a, b, g.adjacency, heads, mean), steps=1)
+    compare(stock, a, b, ours=lambda a, b: ops.sddmm(a, b, g.adjacency, heads, mean))
 
 
 def test_sddmm_of_one_tensor_with_itself() -> None:
@@ -192,7 +192,6 @@ def test_sddmm_of_one_tensor_with_itself() -> None:
         x,
         x,
         ours=lambda a, b: ops.sddmm(a, b, g.adjacency),
-        steps=1,
     )
 
 
@@ -203,9 +202,9 @@ def test_sddmm_of_one_tensor_with_itself() -> None:
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_ties_as_scatter_splits_them(graph: str, reduce: str) -> None:
     g = GRAPHS[graph]
-    compare(by_pyg(g, reduce), ties(g), ours=by_ops(g, reduce), steps=1)
+    compare(by_pyg(g, reduce), ties(g), ours=by_ops(g, reduce))
     zeros = torch.zeros(g.num_src, 3, requires_grad=True)
-    compare(by_pyg(g, reduce), zeros, ours=by_ops(g, reduce), steps=1)
+    compare(by_pyg(g, reduce), zeros, ours=by_ops(g, reduce))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -387,7 +386,7 @@ def test_output_gradients_of_any_strides(loss: str, rows: str, reduce: str) -> N
         return LOSSES[loss](by_ops(g, reduce)(*inputs))
 
     inputs = [t for t in operands(g, rows) if t is not None]
-    compare(stock, *inputs, ours=ours, steps=1)
+    compare(stock, *inputs, ours=ours)
 
 
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
@@ -396,7 +395,7 @@ def test_only_the_gradients_that_are_asked_for(reduce: str, needs: tuple[bool, b
     g = GRAPHS["unsorted"]
     x, weight = (t.detach() for t in operands(g, "heads"))
     inputs = x.requires_grad_(needs[0]), weight.requires_grad_(needs[1])
-    compare(by_pyg(g, reduce), *inputs, ours=by_ops(g, reduce), steps=1)
+    compare(by_pyg(g, reduce), *inputs, ours=by_ops(g, reduce))
 
 
 def test_inference_mode() -> None:

@@ -149,9 +149,8 @@ def test_every_order(steps):
 def test_scopes_leave_things_as_they_were():
     before = functions()
     with pyg_ioaware.patched():
-        with pyg_ioaware.patched(strict=True):
-            with pytest.raises(pyg_ioaware.FallbackError):
-                SimpleConv(aggr="mul")(X, EDGES)
+        with pyg_ioaware.patched(strict=True), pytest.raises(pyg_ioaware.FallbackError):
+            SimpleConv(aggr="mul")(X, EDGES)
         SimpleConv(aggr="mul")(X, EDGES)
         pyg_ioaware.unpatch()
         assert fused_calls(Net(), X, EDGES) == 0

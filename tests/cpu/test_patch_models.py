@@ -351,7 +351,9 @@ def strip(value):
     return [t for v in value for t in strip(v)] if isinstance(value, list) else []
 
 
-@pytest.mark.parametrize("hook", ["register_message_forward_hook", "register_aggregate_forward_hook"])
+@pytest.mark.parametrize(
+    "hook", ["register_message_forward_hook", "register_aggregate_forward_hook"]
+)
 def test_hooks_that_change_the_result(hook):
     conv = SAGEConv(C, C)
     getattr(conv, hook)(lambda module, inputs, out: out * 3)

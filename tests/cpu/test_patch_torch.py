@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from child import run_python
 from graphs import features, random_edges
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
@@ -19,7 +20,6 @@ from torch_geometric.nn import (
     GraphConv,
     SAGEConv,
     TAGConv,
-    to_fixed_size,
 )
 
 import pyg_ioaware
@@ -41,6 +41,7 @@ LAYERS = {
     "Cheb": lambda: ChebConv(C, C, 2),
     "GAT": lambda: GATConv(C, C, heads=2),
 }
+VMAPPED = ["GCN", "SAGE_max", "Graph", "GIN", "TAG"]
 SCRIPTABLE = ["GCN", "SAGE_max", "Graph", "TAG", "Cheb"]
 
 
@@ -69,9 +70,13 @@ def both(call):
 
 
 def assert_as_stock(call, works=True):
+    """Asserts equal results or, unless the call has to work, errors of one type."""
     stock, ours = both(call)
-    assert isinstance(stock, str) != works, f"what stock does has changed: {stock}"
-    torch.testing.assert_close(ours, stock)
+    if isinstance(stock, str):
+        assert not works, f"stock does not do this: {stock}"
+        assert ours == stock
+    else:
+        torch.testing.assert_close(ours, stock)
 
 
 def training_step(model, x, edge_index):
@@ -162,15 +167,28 @@ def test_script(layer):
     def call():
         return torch.jit.script(copy.deepcopy(conv))(X, EDGES)
 
-    stock, ours = both(call)
-    assert isinstance(stock, str) or layer in SCRIPTABLE or layer == "GIN"
-    if layer in SCRIPTABLE:
-        assert not isinstance(stock, str)
-    torch.testing.assert_close(ours, stock)
+    assert_as_stock(call, works=layer in SCRIPTABLE)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_script_made_before_and_after(tmp_path):
+def test_script_on_stock_after_a_first_script_while_patched():
+    """TorchScript keeps the overloads of a function with the object that it saw first."""
+    run_python(
+        """
+        import torch, pyg_ioaware
+        from torch_geometric.nn import APPNP, ChebConv, GCNConv, SGConv, TAGConv
+        x, edge_index = torch.randn(3, 4), torch.tensor([[0, 1, 2], [1, 2, 0]])
+        convs = [ChebConv(4, 4, 2), GCNConv(4, 4), SGConv(4, 4), TAGConv(4, 4), APPNP(2, 0.1)]
+        for i, conv in enumerate(convs):
+            expected = conv(x, edge_index)
+            with pyg_ioaware.patched() if i % 2 else pyg_ioaware.disabled():
+                torch.testing.assert_close(torch.jit.script(conv)(x, edge_index), expected)
+        """
+    )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_script_made_before_and_after():
     model = Net()
     expected = model(X, EDGES)
     before = torch.jit.script(copy.deepcopy(model))
@@ -178,10 +196,9 @@ def test_script_made_before_and_after(tmp_path):
         torch.testing.assert_close(before(X, EDGES), expected)
         after = torch.jit.script(model)
         torch.testing.assert_close(after(X, EDGES), expected)
-        torch.jit.save(after, tmp_path / "model.pt")
         torch.testing.assert_close(model(X, EDGES), expected)
-    for scripted in (after, torch.jit.load(tmp_path / "model.pt")):
-        torch.testing.assert_close(scripted(X, EDGES), expected)
+    torch.testing.assert_close(after(X, EDGES), expected)
+    torch.testing.assert_close(torch.jit.script(Net())(X, EDGES).shape, expected.shape)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -210,9 +227,7 @@ def test_fx():
         return torch.fx.GraphModule(model, graph)(X, EDGES)
 
     assert_as_stock(call)
-    stock, ours = both(lambda: torch.fx.symbolic_trace(GCNConv(C, C)))
-    assert type(ours) is type(stock)
-    assert to_fixed_size is not None
+    assert_as_stock(lambda: torch.fx.symbolic_trace(GCNConv(C, C))(X, EDGES), works=False)
 
 
 def test_make_fx():
@@ -220,7 +235,8 @@ def test_make_fx():
 
     conv = SAGEConv(C, C)
     for mode in ("real", "fake", "symbolic"):
-        assert_as_stock(lambda mode=mode: make_fx(conv, tracing_mode=mode)(X, EDGES)(X, OTHER))
+        traced = make_fx(conv, tracing_mode=mode)
+        assert_as_stock(lambda traced=traced: traced(X, EDGES)(X, OTHER), works=False)
 
 
 # Functional transforms and forward-mode differentiation.
@@ -260,8 +276,7 @@ def test_forward_mode(layer):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_vmap(layer):
     conv, batch = LAYERS[layer](), features(3 * N, C).view(3, N, C)
-    stock, ours = both(lambda: vmap(lambda x: conv(x, EDGES))(batch))
-    torch.testing.assert_close(ours, stock)
+    assert_as_stock(lambda: vmap(lambda x: conv(x, EDGES))(batch), works=layer in VMAPPED)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -357,22 +372,8 @@ def test_inference_mode(kind):
         with torch.inference_mode():
             return model(X, edges).clone()
 
-    stock, ours = both(call)
-    torch.testing.assert_close(ours, stock)
-
-
-def test_data_parallel_of_one_module_on_many_threads():
-    replicas = nn.parallel.parallel_apply
-    model = Net().eval()
-
-    def call():
-        return replicas([model, model], [(X, EDGES), (2 * X, OTHER)], devices=[None, None])
-
-    pyg_ioaware.patch()
-    ours = [model(X, EDGES), model(2 * X, OTHER)]
-    pyg_ioaware.unpatch()
-    torch.testing.assert_close(ours, [model(X, EDGES), model(2 * X, OTHER)])
-    assert callable(call)
+    # Stock cannot slice an EdgeIndex that was made in inference mode.
+    assert_as_stock(call, works=kind is torch.Tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -74,8 +74,5 @@ def test_aggregation_of_formed_messages():
 
 
 def test_import_and_patch_leave_cuda_alone():
-    code = (
-        "import torch, pyg_ioaware; pyg_ioaware.patch(); "
-        "assert not torch.cuda.is_initialized()"
-    )
+    code = "import torch, pyg_ioaware; pyg_ioaware.patch(); assert not torch.cuda.is_initialized()"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

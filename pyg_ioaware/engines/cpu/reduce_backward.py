@@ -46,7 +46,7 @@ from pyg_ioaware.engines.cpu.vec import (
 
 EVEN, FIRST = 0, 1
 LINE = 64  # bytes of a block of features
-FEW = 0  # edges of a row up to which it is faster to go by edge than by feature
+FEW = 24  # edges of a row up to which it is faster to go by edge than by feature
 
 
 @device
@@ -130,7 +130,7 @@ def _few(zero, mask, i, begin, end, f, h, dx, grad, arg, low, high, edges):
 
 
 @device
-def _span(zero, mask, row, begin, end, f, stop, low, high, dx, grad, arg, ties, edges):
+def _span(zero, mask, row, begin, end, f, stop, edges, dx, grad, arg, low, high, ties):
     """Adds the gradients of one row at the features [f, stop) of one head to rows of dx."""
     _, idx, weight, perm, _, width, heads = edges
     h, i = f // (width // heads), row * width + f
@@ -173,8 +173,11 @@ def _entry(args):
             begin, end, f = rowptr[row], rowptr[row + 1], left
             while f < right and begin < end:
                 stop = min(right, f + lanes(zero), (f // channels + 1) * channels)
-                mask = tail(zero, stop - f)
-                _span(zero, mask, row, begin, end, f, stop, low, high, dx, grad, arg, ties, edges)
+                to = (dx, grad, arg, low, high, ties)
+                if stop - f == lanes(zero):  # masked stores are slow
+                    _span(zero, None, row, begin, end, f, stop, edges, *to)
+                else:
+                    _span(zero, tail(zero, stop - f), row, begin, end, f, stop, edges, *to)
                 f = stop
         item = take(args)
 
