@@ -6,16 +6,20 @@ import sys
 import textwrap
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parent.parent
 
 
-def run_python(code: str, *args: str, **environment: str) -> str:
+def environment(**more: str) -> dict[str, str]:
+    """Returns the environment in which a process finds the package and the tests."""
+    folders = [str(_ROOT), str(_ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(f for f in folders if f), **more}
+
+
+def run_python(code: str, *args: str, **more: str) -> str:
     """Runs code in a new process that must succeed; returns what it prints."""
-    folders = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(f for f in folders if f)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *args],
-        env={**os.environ, "PYTHONPATH": path, **environment},
+        env=environment(**more),
         capture_output=True,
         text=True,
         timeout=300,

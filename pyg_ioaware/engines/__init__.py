@@ -1,8 +1,12 @@
 """Engines run kernels on tensors that ``ops`` allocated; one per kind of device."""
 
+import importlib.util
+import logging
 from typing import Any, Protocol
 
 import torch
+
+logger = logging.getLogger("pyg_ioaware")
 
 
 class Engine(Protocol):
@@ -21,10 +25,23 @@ class Engine(Protocol):
         """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""
 
 
+_engines: dict[str, Engine | None] = {}
+
+
 def of(device: torch.device) -> Engine | None:
     """The engine for tensors on ``device``, or None."""
-    if device.type == "cpu":
-        from .cpu import engine
+    kind = device.type
+    if kind not in _engines:
+        _engines[kind] = _load(kind)
+    return _engines[kind]
+
+
+def _load(kind: str) -> Engine | None:
+    if kind == "cpu":
+        if importlib.util.find_spec("numba") is None:
+            logger.warning("the CPU engine needs numba ('pip install numba'); PyG runs as it is")
+            return None
+        from pyg_ioaware.engines.cpu import engine
 
         return engine
     return None

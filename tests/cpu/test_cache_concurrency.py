@@ -214,12 +214,8 @@ def test_collector_inside_the_lock():
     for thread in threads:
         thread.join(timeout=120)
     assert not any(thread.is_alive() for thread in threads), "deadlock"
-    del edge_index_of[:]
     gc.collect()
     assert CACHE.info().entries == 0
-
-
-edge_index_of: list[torch.Tensor] = []
 
 
 def test_collector_inside_build():

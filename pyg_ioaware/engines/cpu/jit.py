@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import hashlib
 import logging
+import os
 import pathlib
 import threading
 
@@ -162,6 +163,15 @@ _lock = threading.Lock()
 _announced = False
 
 
+def _after_fork():
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def _announce():
     global _announced
     if not _announced:
@@ -179,6 +189,7 @@ class Entry:
         self._compiled = {}
 
     def __call__(self, fields):
+        """Return the C function; ``fields`` holds a dtype, None or INTEGER for each argument."""
         found = self._compiled.get(fields)
         return found if found is not None else self._compile(fields)
 

@@ -157,7 +157,7 @@ def _span(zero, mask, row, begin, end, f, stop, edges, dx, grad, arg, low, high,
 @Entry
 def _entry(args):
     values = unpack(args)
-    rowptr, idx, perm, dx, grad, arg, tied, x, weight = values[:9]
+    rowptr, idx, perm, dx, grad, arg, _, x, weight = values[:9]
     ties, rows, sources, width, heads, across = values[9:]
     edges = (x, idx, weight, perm, rowptr[rows] - 1, width, heads)
     zero, channels = zeros(x, LINE), width // heads
