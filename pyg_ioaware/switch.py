@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 FLAG = "_pyg_ioaware"
 
@@ -13,7 +13,7 @@ FLAG = "_pyg_ioaware"
 class Flag:
     """Marks an accelerated module, and tells how many live; a pickle holds :obj:`True` for it."""
 
-    alive: "weakref.WeakSet[Flag]" = weakref.WeakSet()
+    alive: "ClassVar[weakref.WeakSet[Flag]]" = weakref.WeakSet()
 
     def __init__(self) -> None:
         self.alive.add(self)

@@ -164,6 +164,11 @@ CONVS: dict[str, Conv] = {
         _plus(edge_attr=_edge_attr(2)),
         WHOLE,
     ),
+    "GeneralConv": Conv(lambda: nn.GeneralConv(F, C, attention=True, heads=2), x_only, WHOLE),
+    "HypergraphConv": Conv(lambda: nn.HypergraphConv(F, C), _hyper, WHOLE),
+    "EGConv": Conv(
+        lambda: nn.EGConv(F, C, ["sum", "max", "symnorm"], num_heads=2, num_bases=2), x_only, WHOLE
+    ),
     # The scores are stock's; weighting and summing the values is one product.
     "AGNNConv": Conv(nn.AGNNConv, x_only, WHOLE),
     "GATConv": Conv(
@@ -184,7 +189,6 @@ CONVS: dict[str, Conv] = {
         _plus(node_type=_node_type, edge_type=_edge_type, edge_attr=_edge_attr(3)),
         STOCK,
     ),
-    "GeneralConv": Conv(lambda: nn.GeneralConv(F, C, attention=True, heads=2), x_only, STOCK),
     # Messages that depend on more than one node or on edge features.
     "GINEConv": Conv(
         lambda: nn.GINEConv(_mlp(F), edge_dim=3), _plus(edge_attr=_edge_attr(3)), STOCK
@@ -215,7 +219,6 @@ CONVS: dict[str, Conv] = {
     "PointTransformerConv": Conv(
         lambda: nn.PointTransformerConv(F, C), _plus(pos=_nodes(3)), STOCK
     ),
-    "HypergraphConv": Conv(lambda: nn.HypergraphConv(F, C), _hyper, STOCK),
     "LEConv": Conv(lambda: nn.LEConv(F, C), weighted, STOCK),
     "PNAConv": Conv(
         lambda: nn.PNAConv(F, C, ["mean", "max", "std"], ["identity", "amplification"], _degrees()),
@@ -225,9 +228,6 @@ CONVS: dict[str, Conv] = {
     "GENConv": Conv(lambda: nn.GENConv(F, C), x_only, STOCK),
     "WLConv": Conv(nn.WLConv, _colours, STOCK),
     "FiLMConv": Conv(lambda: nn.FiLMConv(F, C), x_only, STOCK),
-    "EGConv": Conv(
-        lambda: nn.EGConv(F, C, ["sum", "max", "symnorm"], num_heads=2, num_bases=2), x_only, STOCK
-    ),
     "PointGNNConv": Conv(
         lambda: nn.PointGNNConv(_mlp(F, 3), _mlp(F + 3), _mlp(C, F)), _plus(pos=_nodes(3)), STOCK
     ),
