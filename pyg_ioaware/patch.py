@@ -91,11 +91,13 @@ def _make_gather(original: Function) -> Function:
 
 def _make_memo(original: Function) -> Function:
     is_enabled, is_compiling, frame = enabled, torch.compiler.is_compiling, sys._getframe
-    memoise, name = messages.memoise, original.__name__
+    memoise, is_handed_out, name = messages.memoise, messages.is_handed_out, original.__name__
 
     def memoised(*args: Any, **kwargs: Any) -> Any:
         # A function such as 'gcn_norm' is not told which layer calls it; the layer's frame is.
         if is_compiling() or not (is_enabled() or is_enabled(frame(1).f_locals.get("self"))):
+            return original(*args, **kwargs)
+        if is_handed_out(frame(1)):
             return original(*args, **kwargs)
         return memoise(name, original, args, kwargs)
 
@@ -202,6 +204,7 @@ for _name in ("lazy", "commute"):
 
 _lock = threading.RLock()
 hold_over_fork(_lock)
+_scopes: dict[object, tuple[bool, bool]] = {}  # in the order of entry: the state before each
 _installed: list[tuple[Replacement, Function]] = []
 _accelerated: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
 _visitors = 0
@@ -249,16 +252,28 @@ def patched(strict: bool | None = None) -> Iterator[None]:
     Args:
         strict (bool, optional): See :meth:`patch`. (default: :obj:`None`)
     """
-    before = (SWITCH.patched, SWITCH.strict)
-    patch(strict)
+    scope = object()
+    with _lock:
+        _scopes[scope] = (SWITCH.patched, SWITCH.strict)
+        patch(strict)
     try:
         yield
     finally:
         with _lock:
-            SWITCH.patched, SWITCH.strict = before
-            if SWITCH.patched:  # 'unpatch' may have been called inside
-                _install()
-            _uninstall_if_unused()
+            _leave(scope)
+
+
+def _leave(scope: object) -> None:
+    """Ends a scope; where threads overlap, the state before it passes to the one that follows."""
+    later = list(_scopes)[list(_scopes).index(scope) + 1 :]
+    before = _scopes.pop(scope)
+    if later:
+        _scopes[later[0]] = before
+        return
+    SWITCH.patched, SWITCH.strict = before
+    if SWITCH.patched:  # 'unpatch' may have been called inside
+        _install()
+    _uninstall_if_unused()
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ FLAG = "_pyg_ioaware"
 class Flag:
     """Marks an accelerated module, and tells how many live; a pickle holds :obj:`True` for it."""
 
-    alive: "ClassVar[weakref.WeakSet[Flag]]" = weakref.WeakSet()
+    alive: ClassVar["weakref.WeakSet[Flag]"] = weakref.WeakSet()
 
     def __init__(self) -> None:
         self.alive.add(self)

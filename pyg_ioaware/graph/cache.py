@@ -143,6 +143,24 @@ class Cache:
         )
         return value
 
+    def unused(self, index: Tensor, num_nodes: int) -> Tensor | None:
+        """Returns the nodes that an index does not name; None if it names others."""
+        index = unwrap(index)
+
+        def build() -> Tensor | None:
+            if index.numel() > 0:
+                lo, hi = torch.aminmax(index)
+                if bool((lo < 0) | (hi >= num_nodes)):
+                    return None
+            used = torch.zeros(num_nodes, dtype=torch.bool, device=index.device)
+            return (~used.index_fill_(0, index.long(), True)).nonzero().view(-1)
+
+        def size(value: Tensor | None) -> int:
+            return 0 if value is None else value.nbytes
+
+        value: Tensor | None = self.get(("unused", num_nodes), (index,), build, size)
+        return value
+
     def holds(self, tensor: Tensor) -> bool:
         """Tells whether anything derived from this tensor's memory is held."""
         storage = unwrap(tensor).untyped_storage()

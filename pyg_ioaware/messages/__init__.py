@@ -2,7 +2,7 @@
 
 from pyg_ioaware.messages.elements import reduce_elements
 from pyg_ioaware.messages.lazy import LazyMessage, aggregate, gather
-from pyg_ioaware.messages.memo import memoise
+from pyg_ioaware.messages.memo import is_handed_out, memoise
 from pyg_ioaware.messages.scatter import scatter, segment
 from pyg_ioaware.messages.sparse import matmul, spmm
 
@@ -10,6 +10,7 @@ __all__ = [
     "LazyMessage",
     "aggregate",
     "gather",
+    "is_handed_out",
     "matmul",
     "memoise",
     "reduce_elements",

@@ -12,12 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Elementwise functions, of numbers and of messages of the same edges.
+from pyg_ioaware import support
+from pyg_ioaware.graph.cache import CACHE
+
+# Elementwise functions of numbers, and of messages of the same edges.
 _ELEMENTWISE = {
     *(F.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.softplus, F.logsigmoid, F.selu, F.hardtanh),
     *(torch.relu, torch.sigmoid, torch.tanh, torch.exp, torch.log, torch.abs, torch.neg),
     *(torch.sqrt, torch.square, torch.add, torch.sub, torch.mul, torch.div, torch.pow),
-    *(torch.sin, torch.cos, torch.clamp, torch.detach, Tensor.detach),
+    *(torch.sin, torch.cos, torch.clamp),
     *(Tensor.relu, Tensor.sigmoid, Tensor.tanh, Tensor.exp, Tensor.log, Tensor.abs, Tensor.neg),
     *(Tensor.sqrt, Tensor.square, Tensor.add, Tensor.sub, Tensor.mul, Tensor.div, Tensor.pow),
     *(Tensor.sin, Tensor.cos, Tensor.clamp),
@@ -25,7 +28,7 @@ _ELEMENTWISE = {
     *(Tensor.__rmul__, Tensor.__truediv__, Tensor.__neg__, Tensor.__pow__),
 }
 _NUMBERS = (int, float, bool)
-_SHAPING = {Tensor.view, Tensor.reshape}
+SHAPING = {Tensor.view, Tensor.reshape}
 
 
 def on_nodes(
@@ -43,32 +46,48 @@ def on_nodes(
         if there are more nodes than messages.
     """
     messages, rest = args[0], args[1:]
-    src: Tensor = messages.src
-    if src.size(0) > messages.size(0):
+    if messages.src.size(0) > messages.size(0):
         return None
-    out: Any = None
+    if func not in SHAPING and func not in _ELEMENTWISE and func is not F.linear:
+        return None
+    unused = CACHE.unused(messages.ends, messages.src.size(0))
+    if unused is None or support.mode_reasons(*rest):
+        return None
+    src, out = _without(unused, messages.src), None
     if func in _ELEMENTWISE and not kwargs.get("inplace"):
-        others = [_node_operand(v, messages) for v in rest]
+        others = [_node_operand(v, messages, unused) for v in rest]
         if all(v is not None for v in others) and all(type(v) in _NUMBERS for v in kwargs.values()):
             out = func(src, *others, **kwargs)
     elif func is F.linear:
         if all(v is None or type(v) in (Tensor, torch.nn.Parameter) for v in rest) and not kwargs:
             out = func(src, *rest)
-    elif func in _SHAPING and not kwargs:
+    elif func in SHAPING and not kwargs:
         sizes = _trailing_sizes(messages, rest)
         out = None if sizes is None else src.reshape(src.size(0), *sizes)
     usable = isinstance(out, Tensor) and out.dim() in (2, 3) and out.is_floating_point()
     return out if usable else None
 
 
-def _node_operand(value: Any, messages: Any) -> Any:
+def _node_operand(value: Any, messages: Any, unused: Tensor) -> Any:
     """Returns a number, or what other messages of the same edges gather from; else None."""
     if type(value) in _NUMBERS:
         return value
-    same_edges = type(value) is type(messages) and value.ends is messages.ends
-    if same_edges and value.weight is None and value.is_intact:
-        return value.src if value.src.size(0) == messages.src.size(0) else None
-    return None
+    if type(value) is not type(messages) or value.ends is not messages.ends:
+        return None
+    if value.weight is not None or not value.is_intact:
+        return None
+    same_nodes = value.src.size(0) == messages.src.size(0) and value.dim() == messages.dim()
+    return _without(unused, value.src) if same_nodes else None
+
+
+def _without(unused: Tensor, src: Tensor) -> Tensor:
+    """Returns the features with ones for nodes without messages.
+
+    Stock never applies the function to those: no gradient may come from there, be it NaN.
+    """
+    if unused.numel() == 0:
+        return src
+    return src.index_fill(0, unused, 1.0)
 
 
 def _trailing_sizes(messages: Tensor, rest: tuple[Any, ...]) -> list[int] | None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pyg_ioaware import ops, support
 from pyg_ioaware.graph.cache import CACHE
 from pyg_ioaware.graph.identity import same_memory
-from pyg_ioaware.messages.commute import on_nodes
+from pyg_ioaware.messages.commute import SHAPING, on_nodes
 from pyg_ioaware.record import RECORD
 
 Stock = Callable[..., Tensor]
@@ -77,6 +77,7 @@ _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Te
 _EXPOSING = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
 _EXPOSING |= {Tensor.untyped_storage, Tensor.storage, Tensor.register_hook, Tensor.retain_grad}
 _EXPOSING |= _getters("data", "grad", "grad_fn")
+_EXPOSING |= {getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad")}
 _REDUCE = {"sum": "sum", "add": "sum", "mean": "mean"}
 _REDUCE |= {"max": "max", "amax": "max", "min": "min", "amin": "min"}
 
@@ -99,6 +100,7 @@ class LazyMessage(Tensor):
     _formed: Tensor | None
     _exposed: bool
     _recorded: bool  # whether autograd recorded the gather
+    _node: Any  # what it recorded
     _versions: list[int]
     _family: "list[weakref.ref[LazyMessage]]"
 
@@ -119,7 +121,7 @@ class LazyMessage(Tensor):
         )
         out.owner, out.src, out.ends, out.weight = owner, src, index, weight
         out._form, out._formed, out._exposed, out._recorded = form, None, False, recorded
-        out._versions = _versions(src, index, weight)
+        out._node, out._versions = None, _versions(src, index, weight)
         out._family = [] if parent is None else parent._family
         out._family.append(weakref.ref(out))
         return out
@@ -138,7 +140,8 @@ class LazyMessage(Tensor):
     @property
     def is_foreign(self) -> bool:
         """Whether they are what an autograd function of the user returned: its gradient counts."""
-        return self.requires_grad != self._recorded
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.grad_fn is not self._node
 
     def form(self, reason: str) -> Tensor:
         """Returns the messages as stock PyG makes them, noting why they had to be made."""
@@ -152,6 +155,12 @@ class LazyMessage(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return self.clone()
         return self._formed
+
+    def operands(self) -> tuple[Tensor, Tensor | None]:
+        """Returns features and weight, cut from autograd if it did not record the messages."""
+        if self._recorded:
+            return self.src, self.weight
+        return self.src.detach(), None if self.weight is None else self.weight.detach()
 
     def form_family(self, reason: str, exposed: bool) -> None:
         """Forms all that was derived from the same messages, before any of it is changed."""
@@ -287,8 +296,10 @@ def aggregate(
         return None
     if not messages.is_intact or support.index_reasons(index, messages.src):
         return None
+    if index.numel() != messages.size(0):
+        return None
     messages.check_operands()
-    src, weight = messages.src, messages.weight
+    src, weight = messages.operands()
     adj = CACHE.adjacency(messages.ends, index, src.size(0), dim_size)
     if adj is None:
         return None
@@ -345,6 +356,8 @@ def _lazy(
         out: LazyMessage = _Connect.apply(  # type: ignore[no-untyped-call]
             src, weight, index, owner, form, parent
         )
+        with torch._C.DisableTorchFunctionSubclass():
+            out._node = out.grad_fn
         return out
     return LazyMessage.wrap(owner, src, index, weight, form, parent, False)
 
@@ -378,10 +391,12 @@ def _commuted(
     messages: LazyMessage = args[0]
 
     def form() -> Tensor:
-        # As stock does it, so that whoever looks sees what stock would show.
-        dense = messages.form(f"messages used after '{_name(func)}'")
-        out: Tensor = func(dense, *args[1:], **kwargs)
-        return out
+        reason = f"messages used after '{_name(func)}'"
+        if func in SHAPING:  # a view shows the memory of what it is a view of
+            out: Tensor = func(messages.form(reason), *args[1:], **kwargs)
+            return out
+        RECORD.pend(messages.owner, reason)
+        return nodes.index_select(0, messages.ends)
 
     return _lazy(messages.owner, nodes, messages.ends, None, form, messages)
 

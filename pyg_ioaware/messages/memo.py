@@ -8,6 +8,7 @@ taken from the memo.
 
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -97,8 +98,10 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
     except TypeError:  # an option that has no value of its own, such as a list
         return stock(*args, **kwargs)
 
-    if torch.is_grad_enabled() and any(t.requires_grad for t in anchors):
-        return _with_structure_of_memo(what, given, _call(stock, args, kwargs))
+    # Weights that are learned change by ways that no version counts, such as fused optimizers.
+    if any(t.requires_grad for t in anchors):
+        edge_index = args[0] if args else kwargs.get("edge_index")
+        return _with_structure_of_memo(what, edge_index, _call(stock, args, kwargs))
 
     def build() -> _Held | None:
         outputs = _call(stock, args, kwargs)
@@ -111,6 +114,18 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
     return stock(*args, **kwargs) if held is None else held.give(values)
 
 
+def is_handed_out(frame: FrameType) -> bool:
+    r"""Tells whether the layer that calls hands the result on to its user, who may change it.
+
+    Args:
+        frame (FrameType): The frame of the layer's method.
+    """
+    names = frame.f_locals
+    return bool(
+        getattr(names.get("self"), "cached", False) or names.get("return_attention_weights")
+    )
+
+
 def _call(stock: Stock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     token = _inside.set(True)
     try:
@@ -119,8 +134,8 @@ def _call(stock: Stock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _inside.reset(token)
 
 
-def _with_structure_of_memo(what: Hashable, given: list[Any], outputs: Any) -> Any:
-    edge_index, fresh = given[0], outputs[0] if isinstance(outputs, tuple) else None
+def _with_structure_of_memo(what: Hashable, edge_index: Any, outputs: Any) -> Any:
+    fresh = outputs[0] if isinstance(outputs, tuple) else None
     if not isinstance(fresh, Tensor) or not _is_plain(fresh) or fresh.requires_grad:
         return outputs
     if not isinstance(edge_index, Tensor) or same_memory(fresh, edge_index):

@@ -1,6 +1,7 @@
 """What the IOAware layers share: the seams, bound to their classes instead of to PyG."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -58,7 +59,7 @@ def bind_memo(stock: Callable[..., Any]) -> Callable[..., Any]:
     original = inspect.unwrap(stock)
 
     def memoised(*args: Any, **kwargs: Any) -> Any:
-        if is_disabled():
+        if is_disabled() or messages.is_handed_out(sys._getframe(1)):
             return original(*args, **kwargs)
         return messages.memoise(original.__name__, original, args, kwargs)
 
