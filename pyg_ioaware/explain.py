@@ -18,7 +18,7 @@ class Explanation:
     Attributes:
         layers (dict): Per kind of layer, how many aggregations run fused, and how many on stock
             PyG and why.
-        error (str, optional): The error that the call raises, if it does.
+        error (str, optional): Why the call was not taken to its end, if it was not.
     """
 
     layers: dict[str, LayerCalls]
@@ -35,7 +35,7 @@ class Explanation:
         """Every reason for running on stock PyG."""
         found = [f"{name}: {why}" for name, c in self.layers.items() for why in c.stock]
         if self.error:
-            found.append(f"the call fails: {self.error}")
+            found.append(self.error)
         if not self.layers and not self.error:
             found.append("no message passing that gathers from nodes")
         return found
@@ -44,9 +44,9 @@ class Explanation:
         lines = []
         for name, calls in self.layers.items():
             if calls.fused:
-                lines.append(f"{name}: {calls.fused} aggregation(s) fused")
+                lines.append(f"{name}: fused ({calls.fused}x)")
             lines += [f"{name}: formed besides, {what}" for what in calls.formed]
-        lines += [f"stock PyG, {why}" for why in self.reasons]
+        lines += [self.error] if self.error else [f"stock PyG, {why}" for why in self.reasons]
         return "\n".join(lines)
 
 
@@ -67,11 +67,13 @@ def explain(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanation:
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"'explain' expects a 'torch.nn.Module' (got '{type(module)}')")
     if is_disabled():
-        return Explanation({}, "everything is disabled in this context")
+        return Explanation({}, "everything is disabled in this context, and runs on stock PyG")
     twin, error = copy.deepcopy(module), None
     with torch.random.fork_rng(), torch.no_grad(), fused_here(), RECORD.watch() as seen:
         try:
             twin(*args, **kwargs)
         except Exception as e:
-            error = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+            error = (
+                f"the call fails: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+            )
     return Explanation(dict(seen), error)

@@ -8,8 +8,9 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_ioaware import ops
-from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.graph.cache import CACHE, FACTS
 from pyg_ioaware.graph.csr import Adjacency
+from pyg_ioaware.messages.sparse import structure
 from pyg_ioaware.record import RECORD
 
 Size = int | tuple[int, int]
@@ -109,6 +110,7 @@ def stats(reset: bool = False) -> dict[str, Any]:
 def clear_cache() -> None:
     """Frees every structure that is held; the next call of each layer builds its own again."""
     CACHE.clear()
+    FACTS.clear()
 
 
 def invalidate(edge_index: Any) -> int:
@@ -123,7 +125,10 @@ def invalidate(edge_index: Any) -> int:
     Returns:
         int: How many entries were dropped.
     """
-    return sum(CACHE.invalidate(t) for t in _parts(edge_index))
+    parts = _parts(edge_index)
+    for tensor in parts:
+        FACTS.invalidate(tensor)
+    return sum(CACHE.invalidate(tensor) for tensor in parts)
 
 
 def cache_limits(
@@ -153,13 +158,11 @@ def _structure(edge_index: Any, size: Size | None, flow: str) -> Adjacency | Non
     if flow not in ("source_to_target", "target_to_source"):
         raise ValueError(f"'flow' must be 'source_to_target' or 'target_to_source' (got '{flow}')")
     if isinstance(edge_index, SparseTensor):
-        rowptr, col, _ = edge_index.csr()
-        return CACHE.adjacency_rows(rowptr, col, edge_index.size(1))
+        return structure(edge_index)[0]
     if isinstance(edge_index, Tensor) and is_torch_sparse_tensor(edge_index):
         if edge_index.layout != torch.sparse_csr:
             raise ValueError(f"'prepare' expects a CSR matrix (got '{edge_index.layout}')")
-        crow, col = edge_index.crow_indices(), edge_index.col_indices()
-        return CACHE.adjacency_rows(crow, col, edge_index.size(1))
+        return structure(edge_index)[0]
     if not isinstance(edge_index, Tensor) or edge_index.dim() != 2 or edge_index.size(0) != 2:
         got = list(edge_index.shape) if isinstance(edge_index, Tensor) else type(edge_index)
         raise ValueError(f"'prepare' expects an 'edge_index' of shape [2, E] (got {got})")

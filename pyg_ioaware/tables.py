@@ -34,7 +34,10 @@ def support_table() -> str:
         "| your own `MessagePassing` | aggregations of `x_j`, of a weight per edge (and head) "
         "times `x_j`, and of functions of `x_j` alone: elementwise ones, views, linear maps |"
     )
-    lines.append("| any other layer | maxima and minima of its messages |")
+    lines.append(
+        "| any other layer | maxima and minima of the messages that stock PyG forms "
+        "(counted as stock) |"
+    )
     lines += ["", "| Function of PyG | While patched it |", "|---|---|"]
     lines += [f"| `{row.name}` | {row.purpose} |" for row in REGISTRY]
     return "\n".join(lines)

@@ -201,8 +201,10 @@ class _Twin:
         # One tensor that is given twice stays one; strides and offsets stay as they are.
         if self.long and value.dtype == torch.int32:
             return value.long()
-        if not value.is_floating_point() or value.is_inference():
+        if not value.is_floating_point():
             return value
+        if value.is_inference():
+            return value if self.dtype is None else value.to(self.dtype)
         if id(value) not in self._copies:
             out = value.detach() if self.dtype is None else value.detach().to(self.dtype)
             self._copies[id(value)] = out

@@ -77,3 +77,12 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch, "empty_like"),
     ):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Runs PyTorch on one thread: on small tensors, more of them only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -79,27 +79,37 @@ def picture(pairs: Pairs, title: str, path: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4 * (len(pairs) + 2), 3.6), layout="constrained")
+    panels = len(pairs) + 2
+    rows = -(-panels // 2)
+    figure = Figure(figsize=(10, 3.6 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(pairs) + 2, squeeze=False)[0]
+    axes = figure.subplots(rows, 2, squeeze=False).ravel()
+    for axis in axes[panels:]:
+        axis.set_axis_off()
     for axis, (model, (stock, fused)) in zip(axes, pairs.items(), strict=False):
         epochs = range(1, len(stock.losses) + 1)
         axis.plot(epochs, stock.losses, color=STOCK, linewidth=5, label="stock")
         axis.plot(epochs, fused.losses, color=FUSED, linewidth=1.5, label="fused")
-        axis.set(title=f"{model}: training loss", xlabel="epoch", ylim=(0, None))
+        axis.set(title=model, xlabel="epoch", ylabel="training loss", ylim=(0, None))
         axis.legend()
-    _bars(axes[-2], pairs, "time per epoch (ms)", lambda r: 1e3 * r.epoch)
-    _bars(axes[-1], pairs, "memory of a step (MiB)", lambda r: (r.step_memory or 0) / 2**20)
-    figure.suptitle(title)
+    time, memory = axes[panels - 2], axes[panels - 1]
+    _bars(time, pairs, "time per epoch (ms)", lambda r: 1e3 * r.epoch, "faster")
+    _bars(memory, pairs, "memory of a step (MiB)", lambda r: (r.step_memory or 0) / 2**20, "less")
+    figure.suptitle(f"stock PyG and pyg_ioaware: {title}")
     figure.savefig(path, format="png", dpi=120)
 
 
-def _bars(axis: Any, pairs: Pairs, title: str, value: Any) -> None:
+def _bars(axis: Any, pairs: Pairs, what: str, value: Any, gain: str) -> None:
     for offset, (color, name) in enumerate(((STOCK, "stock"), (FUSED, "fused"))):
         heights = [value(pair[offset]) for pair in pairs.values()]
         places = [i + 0.4 * offset - 0.2 for i in range(len(pairs))]
         axis.bar_label(axis.bar(places, heights, 0.38, color=color, label=name), fmt="%.3g")
-    axis.set(title=title, xticks=range(len(pairs)), xticklabels=list(pairs))
+    ratios = [(value(stock), value(fused)) for stock, fused in pairs.values()]
+    names = [
+        f"{model}\n{stock / fused:.1f}x {gain}" if fused else model
+        for model, (stock, fused) in zip(pairs, ratios, strict=True)
+    ]
+    axis.set(ylabel=what, xticks=range(len(pairs)), xticklabels=names)
     axis.margins(y=0.12)
     axis.legend()
 

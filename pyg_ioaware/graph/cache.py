@@ -143,22 +143,15 @@ class Cache:
         )
         return value
 
-    def unused(self, index: Tensor, num_nodes: int) -> Tensor | None:
-        """Returns the nodes that an index does not name; None if it names others."""
+    def unused(self, index: Tensor, num_nodes: int) -> Tensor:
+        """Returns the nodes that an index, which is in range, does not name."""
         index = unwrap(index)
 
-        def build() -> Tensor | None:
-            if index.numel() > 0:
-                lo, hi = torch.aminmax(index)
-                if bool((lo < 0) | (hi >= num_nodes)):
-                    return None
+        def build() -> Tensor:
             used = torch.zeros(num_nodes, dtype=torch.bool, device=index.device)
             return (~used.index_fill_(0, index.long(), True)).nonzero().view(-1)
 
-        def size(value: Tensor | None) -> int:
-            return 0 if value is None else value.nbytes
-
-        value: Tensor | None = self.get(("unused", num_nodes), (index,), build, size)
+        value: Tensor = self.get(("unused", num_nodes), (index,), build, lambda value: value.nbytes)
         return value
 
     def holds(self, tensor: Tensor) -> bool:
@@ -283,5 +276,21 @@ def _checksum(tensor: Tensor) -> int:
     return int((flat.long() * (2 * weight + 1)).sum())
 
 
-CACHE = Cache()
+def in_range(index: Tensor, num_nodes: int) -> bool:
+    """Tells whether an index names nodes of a graph of this size only."""
+    index = unwrap(index)
+
+    def build() -> bool:
+        if index.numel() == 0:
+            return True
+        lo, hi = torch.aminmax(index)
+        return not bool((lo < 0) | (hi >= num_nodes))
+
+    found: bool = FACTS.get(("range", num_nodes), (index,), build, lambda value: 0)
+    return found
+
+
+CACHE = Cache()  # structures, and tensors derived from graphs
+FACTS = Cache()  # what was found out about graphs, of no size
 hold_over_fork(CACHE._lock)
+hold_over_fork(FACTS._lock)

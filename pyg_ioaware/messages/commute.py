@@ -51,7 +51,7 @@ def on_nodes(
     if func not in SHAPING and func not in _ELEMENTWISE and func is not F.linear:
         return None
     unused = CACHE.unused(messages.ends, messages.src.size(0))
-    if unused is None or support.mode_reasons(*rest):
+    if support.mode_reasons(*rest):
         return None
     src, out = _without(unused, messages.src), None
     if func in _ELEMENTWISE and not kwargs.get("inplace"):

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pyg_ioaware import ops, support
-from pyg_ioaware.graph.cache import CACHE
+from pyg_ioaware.graph.cache import CACHE, in_range
 from pyg_ioaware.graph.identity import same_memory
 from pyg_ioaware.messages.commute import SHAPING, on_nodes
 from pyg_ioaware.record import RECORD
@@ -266,6 +266,8 @@ def gather(conv: Any, src: Tensor, index: Tensor, stock: Stock) -> Tensor:
         if src.dim() > 1:  # a vector is no larger than the edges themselves
             RECORD.pend(owner, "; ".join(why))
         return stock(conv, src, index)
+    if not in_range(index, src.size(0)):
+        return stock(conv, src, index)  # it raises, and its message says what is wrong
     return _lazy(owner, src, index, None, partial(stock, conv, src, index))
 
 

@@ -31,7 +31,7 @@ def spmm(stock: Stock, owner: str, adj_t: Any, x: Tensor, reduce: str = "sum") -
     if why:
         RECORD.stock(owner, why)
         return stock(adj_t, x, reduce)
-    adj, value = _structure(adj_t)
+    adj, value = structure(adj_t)
     if adj is None or adj.num_edges == 0:
         return stock(adj_t, x, reduce)
     RECORD.fused(owner)
@@ -72,10 +72,14 @@ def matmul(
     return ops.spmm(x, adj, weight, mean=reduce == "mean")
 
 
-def _structure(adj_t: Any) -> tuple[Adjacency | None, Tensor | None]:
+def structure(adj_t: Any) -> tuple[Adjacency | None, Tensor | None]:
+    """Returns the structure of a sparse adjacency (None if it is not sound), and its values."""
     if isinstance(adj_t, SparseTensor):
-        rowptr, col, value = adj_t.csr()
-        return CACHE.adjacency_rows(rowptr, col, adj_t.size(1)), value
+        # Row pointers may be new in every matrix of this structure; what was given is shared.
+        storage, col, value = adj_t.storage, adj_t.storage.col(), adj_t.storage.value()
+        if storage._row is None:
+            return CACHE.adjacency_rows(storage.rowptr(), col, adj_t.size(1)), value
+        return CACHE.adjacency(col, storage._row, adj_t.size(1), adj_t.size(0)), value
     if adj_t.layout == torch.sparse_csr:
         crow, col = adj_t.crow_indices(), adj_t.col_indices()
         return CACHE.adjacency_rows(crow, col, adj_t.size(1)), adj_t.values()

@@ -40,9 +40,6 @@ LAYERS = {
 }
 # Stock has no way to run these.
 IMPOSSIBLE = {("Cheb", "torch_csr"), ("Cheb", "torch_coo"), ("Cheb", "SparseTensor")}
-# These pass on a new SparseTensor without row pointers at every call, and its structure is built
-# again: see '_structure' in messages/sparse.py.
-REBUILT = {(layer, "SparseTensor") for layer in ("GCN_no_loops", "TAG", "LG", "SAGE", "SAGE_max")}
 KEPT = ["int64", "int32", "EdgeIndex", "EdgeIndex_row", "EdgeIndex_col", "torch_csr"]
 KEPT += ["SparseTensor"] if WITH_TORCH_SPARSE else []
 
@@ -71,8 +68,6 @@ def fresh(form, graph):
 def test_second_call_hits_and_nothing_outlives_the_graph(layer, form, graph, request):
     if (layer, form) in IMPOSSIBLE:
         return
-    if (layer, form) in REBUILT:
-        request.applymarker(pytest.mark.xfail(reason="structure of SparseTensor built again"))
     conv, adj = LAYERS[layer](), fresh(form, graph)
     pyg_ioaware.patch()
     for _ in range(3):  # what stock fills in lazily is there after the first

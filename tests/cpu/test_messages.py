@@ -24,7 +24,7 @@ from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 import pyg_ioaware
 from pyg_ioaware.testing import compare
 
-pytestmark = pytest.mark.usefixtures("poison")
+pytestmark = pytest.mark.usefixtures("poison", "one_thread")
 
 # PyG reads the annotations of messages, and knows only this form of them.
 OptInt = Optional[int]  # noqa: UP045
@@ -400,7 +400,7 @@ class AlongTheFirstDimension(Plain):
 UNWEIGHTED: dict[type[MessagePassing], bool | None] = {
     Plain: True,
     AsksOnlyForTheShape: True,
-    LooksAndReturns: True,
+    LooksAndReturns: False,
     Updates: True,
     CallsBaseAggregate: True,
     ChangesBeforeAggregating: True,
@@ -417,7 +417,7 @@ UNWEIGHTED: dict[type[MessagePassing], bool | None] = {
     ChangesThroughData: False,
     ChangesWithoutGradient: False,
     Relu: True,
-    Detached: True,
+    Detached: False,
     CustomFunction: False,
     CustomFunctionOfAParameter: False,
     ReversesTheGradient: False,

@@ -20,7 +20,7 @@ import pyg_ioaware
 from pyg_ioaware.nn import IOAwareGCNConv, IOAwareMaxAggregation, IOAwareSAGEConv
 from pyg_ioaware.testing import compare
 
-pytestmark = pytest.mark.usefixtures("poison")
+pytestmark = pytest.mark.usefixtures("poison", "one_thread")
 
 PAIRS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "GCN": (IOAwareGCNConv, nn.GCNConv, {}),

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 import torch
-from patching import EDGES, C, Net, X, assert_stock, functions, fused_calls, patch_module
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SimpleConv
+from patching import EDGES, C, Net, Odd, X, assert_stock, functions, fused_calls, patch_module
+from torch_geometric.nn import GATConv, GCNConv, MessagePassing
 
 import pyg_ioaware
 from pyg_ioaware.patch import REGISTRY, Replacement
@@ -84,18 +84,18 @@ def test_scopes_leave_things_as_they_were():
     before = functions()
     with pyg_ioaware.patched():
         with pyg_ioaware.patched(strict=True), pytest.raises(pyg_ioaware.FallbackError):
-            SimpleConv(aggr="mul")(X, EDGES)
-        SimpleConv(aggr="mul")(X, EDGES)
+            Odd()(X, EDGES)
+        Odd()(X, EDGES)
         pyg_ioaware.unpatch()
         assert fused_calls(Net(), X, EDGES) == 0
     assert_stock(before)
     pyg_ioaware.patch(strict=True)
     with pyg_ioaware.patched(strict=False):
-        SimpleConv(aggr="mul")(X, EDGES)
+        Odd()(X, EDGES)
         pyg_ioaware.unpatch()
     assert fused_calls(Net(), X, EDGES) == 2
     with pytest.raises(pyg_ioaware.FallbackError):
-        SimpleConv(aggr="mul")(X, EDGES)
+        Odd()(X, EDGES)
     with pytest.raises(KeyError), pyg_ioaware.patched():
         raise KeyError
     with pytest.raises(KeyError), pyg_ioaware.disabled():

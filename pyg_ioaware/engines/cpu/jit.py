@@ -181,6 +181,21 @@ def _announce():
         )
 
 
+def _announced_if_long(compile_uncached):
+    """Returns the compilation, which says so while it takes long; loading does not."""
+
+    def compile_and_announce():
+        timer = threading.Timer(1.0, _announce)
+        timer.daemon = True
+        timer.start()
+        try:
+            return compile_uncached()
+        finally:
+            timer.cancel()
+
+    return compile_and_announce
+
+
 class Entry:
     """One kernel: ``entry(fields)`` is the C function for these argument types."""
 
@@ -205,13 +220,8 @@ class Entry:
             # Without a folder to write to, every process compiles.
             with contextlib.suppress(RuntimeError, OSError):
                 callback._cache = _Cache(self._function)
-            timer = threading.Timer(1.0, _announce)
-            timer.daemon = True
-            timer.start()
-            try:
-                callback.compile()
-            finally:
-                timer.cancel()
+            callback._compile_uncached = _announced_if_long(callback._compile_uncached)
+            callback.compile()
             found = _Function(callback.address)
             found.keep = callback
             found.cached = callback.cache_hits > 0
