@@ -9,8 +9,10 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+from torch_geometric.nn import SAGEConv
 
 import pyg_ioaware
+from pyg_ioaware.nn import IOAwareSAGEConv
 from pyg_ioaware.patch import REGISTRY, _accelerated
 
 hypothesis.settings.register_profile("local", deadline=None, max_examples=15)
@@ -26,6 +28,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def first_instances() -> None:
+    """Makes PyG write the code of SAGEConv for an aggregation that takes sparse matrices.
+
+    It is written for the first instance of a class; after one with an LSTM, no other takes them.
+    """
+    SAGEConv(1, 1)
+    IOAwareSAGEConv(1, 1)
 
 
 @pytest.fixture(autouse=True)

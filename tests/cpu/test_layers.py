@@ -118,7 +118,8 @@ CASES.remove(("GAT-one-head", "isolated"))
 def test_options(option: str, graph: str) -> None:
     g = SQUARE[graph]
     weight = edge_weight(g)
-    path = call(option, g.edge_index, weight, g.num_src, steps=2)
+    draws = 8 if graph == "hub" else 3  # the largest error is that of one sum there
+    path = call(option, g.edge_index, weight, g.num_src, steps=2, draws=draws)
     assert path == WHOLE or g.num_edges == 0
 
 
@@ -154,6 +155,18 @@ def test_values_of_a_torch_matrix_get_gradients(option: str) -> None:
     g = SQUARE["unsorted"]
     adjacency, _ = FORMS["torch_csr"](g, edge_weight(g))
     call(option, adjacency, None, g.num_src)
+
+
+def test_one_graph_for_layers_of_all_options() -> None:
+    # What is kept for one layer must not answer another that differs in an option alone.
+    g = SQUARE["unsorted"]
+    kinds = ("GCN", "Cheb", "LG", "TAG", "ClusterGCN", "GAT")
+    for option in [o for o in OPTIONS if o.split("-")[0] in kinds]:
+        for flow in ("source_to_target", "target_to_source"):
+            for dtype in (torch.float32, torch.float64):
+                conv = OPTIONS[option]().to(dtype)
+                conv.flow = flow
+                compare(conv, **node_inputs(option, g.num_src, dtype), edge_index=g.edge_index)
 
 
 # Forms for which a layer that fuses has to fuse.

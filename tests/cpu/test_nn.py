@@ -55,7 +55,8 @@ def test_same_as_stock(name: str, graph: str) -> None:
     ours, stock = both(name)
     args = [edge_weight(g)] if name.startswith("GCN") else []
     x = features(g.num_src, F).requires_grad_()
-    compare(stock, x, g.edge_index, *args, ours=ours, steps=2)
+    draws = 8 if graph == "hub" else 3  # the largest error is that of one sum there
+    compare(stock, x, g.edge_index, *args, ours=ours, steps=2, draws=draws)
 
 
 @pytest.mark.parametrize("form", FORMS)
