@@ -18,7 +18,7 @@ from torch_geometric.nn import (
     MultiAggregation,
     SoftmaxAggregation,
 )
-from torch_geometric.typing import WITH_TORCH_SPARSE, OptTensor
+from torch_geometric.typing import WITH_TORCH_SPARSE, OptPairTensor, OptTensor
 from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 import pyg_ioaware
@@ -352,7 +352,7 @@ class AggregatesElsewhere(Plain):
 
 
 class Updates(Plain):
-    def update(self, inputs: Tensor, x: Any) -> Tensor:
+    def update(self, inputs: Tensor, x: OptPairTensor) -> Tensor:
         return torch.cat([inputs.relu(), x if isinstance(x, Tensor) else x[1]], dim=-1)
 
 

@@ -94,7 +94,7 @@ def test_explain_changes_nothing():
     for _ in range(2):
         explanation = pyg_ioaware.explain(model, X, edge_index)
         assert explanation.fused
-        assert "2 aggregation" in str(explanation) or str(explanation).count("1 aggregation") == 2
+        assert str(explanation).count("fused (") == 2
     pyg_ioaware.explain(model.cached, X, edge_index)
     torch.testing.assert_close(model.state_dict(), before[0])
     assert torch.equal(torch.get_rng_state(), before[1])
