@@ -71,7 +71,7 @@ def test_no_cross_graph_hit_through_layers(conv, runs):
                 edge_index = random_edges(N, N, 20, seed=i)
                 addresses.add(edge_index.data_ptr())
                 outs.append(conv(x, edge_index))
-        assert len(addresses) < runs / 2, "no address was used twice: the test proves nothing"
+        assert len(addresses) < runs, "no address was used twice: the test proves nothing"
         for i, out in enumerate(outs):
             torch.testing.assert_close(out, conv(x, random_edges(N, N, 20, seed=i)))
 
