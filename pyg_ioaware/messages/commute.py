@@ -50,22 +50,29 @@ def on_nodes(
         return None
     if func not in SHAPING and func not in _ELEMENTWISE and func is not F.linear:
         return None
-    unused = CACHE.unused(messages.ends, messages.src.size(0))
     if support.mode_reasons(*rest):
         return None
-    src, out = _without(unused, messages.src), None
+    if func in SHAPING:  # moves values and gradients as they are
+        sizes = None if kwargs else _trailing_sizes(messages, rest)
+        if sizes is None or len(sizes) > 2:
+            return None
+        shaped: Tensor = messages.src.reshape(messages.src.size(0), *sizes)
+        return shaped
+    unused = CACHE.unused(messages.ends, messages.src.size(0))
+    src = _without(unused, messages.src)
+    out: Any = None
     if func in _ELEMENTWISE and not kwargs.get("inplace"):
         others = [_node_operand(v, messages, unused) for v in rest]
         if all(v is not None for v in others) and all(type(v) in _NUMBERS for v in kwargs.values()):
             out = func(src, *others, **kwargs)
-    elif func is F.linear:
-        if all(v is None or type(v) in (Tensor, torch.nn.Parameter) for v in rest) and not kwargs:
-            out = func(src, *rest)
-    elif func in SHAPING and not kwargs:
-        sizes = _trailing_sizes(messages, rest)
-        out = None if sizes is None else src.reshape(src.size(0), *sizes)
+    elif func is F.linear and not kwargs and all(_is_parameter(v) for v in rest):
+        out = func(src, *rest)
     usable = isinstance(out, Tensor) and out.dim() in (2, 3) and out.is_floating_point()
     return out if usable else None
+
+
+def _is_parameter(value: Any) -> bool:
+    return value is None or type(value) in (Tensor, torch.nn.Parameter)
 
 
 def _node_operand(value: Any, messages: Any, unused: Tensor) -> Any:
