@@ -68,8 +68,10 @@ def explain(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanation:
         raise TypeError(f"'explain' expects a 'torch.nn.Module' (got '{type(module)}')")
     if is_disabled():
         return Explanation({}, "everything is disabled in this context, and runs on stock PyG")
-    twin, error = copy.deepcopy(module), None
+    error = None
+    # Random numbers are drawn even by a copy: the linear layer of PyG 2.6 initialises itself first.
     with torch.random.fork_rng(), torch.no_grad(), fused_here(), RECORD.watch() as seen:
+        twin = copy.deepcopy(module)
         try:
             twin(*args, **kwargs)
         except Exception as e:
