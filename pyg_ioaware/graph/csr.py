@@ -44,6 +44,7 @@ class Adjacency:
         self.num_edges = by_target.idx.numel()
         self.by_target = by_target
         self._by_source: CSR | None = None
+        self._by_source_in_place: CSR | None = None
         self._inv_degree: dict[torch.dtype, Tensor] = {}
 
     @classmethod
@@ -114,6 +115,23 @@ class Adjacency:
                 self._by_source = found = self._transpose()
         return found
 
+    @property
+    def by_source_in_place(self) -> CSR:
+        """The rows of the transpose; :obj:`perm` holds positions in the rows by target."""
+        csr = self.by_source
+        if self.by_target.perm is None:
+            return csr
+        found = self._by_source_in_place
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                perm, place = self.by_target.perm, torch.empty_like(csr.idx)
+                place[perm.long()] = torch.arange(
+                    self.num_edges, dtype=place.dtype, device=place.device
+                )
+                place = place if csr.perm is None else place[csr.perm.long()]
+            self._by_source_in_place = found = csr._replace(perm=place)
+        return found
+
     def _transpose(self) -> CSR:
         rowptr, idx, perm, _, _ = self.by_target
         rowptr_t, order = _sort(idx, self.num_src, rowptr.dtype)
@@ -144,7 +162,7 @@ class Adjacency:
     def nbytes(self) -> int:
         """Bytes held now, the rows by source included once they exist."""
         held: dict[int, int] = {}
-        for csr in (self.by_target, self._by_source):
+        for csr in (self.by_target, self._by_source, self._by_source_in_place):
             for t in csr[:4] if csr is not None else ():
                 if isinstance(t, Tensor):
                     held[id(t)] = t.nbytes

@@ -34,7 +34,7 @@ def primitive(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., 
     return register
 
 
-def launch(kernel: str, csr: CSR, *args: Tensor | int | bool | None) -> None:
+def launch(kernel: str, csr: CSR, *args: Tensor | float | None) -> None:
     """Runs a kernel on the engine of the structure's device."""
     engine = engines.of(csr.rowptr.device)
     if engine is None:

@@ -5,10 +5,15 @@ gradient is itself differentiated or batched. Operands are as for the autograd f
 :obj:`[N, H * C]`, weights :obj:`[E, H]` in the order of the input edges.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from pyg_ioaware.graph.csr import Adjacency
+
+if TYPE_CHECKING:
+    from pyg_ioaware.ops.attention import Attention
 
 
 def edges(adj: Adjacency, transposed: bool = False) -> tuple[Tensor, Tensor]:
@@ -40,7 +45,7 @@ def sddmm(a: Tensor, b: Tensor, adj: Adjacency, heads: int, mean: bool) -> Tenso
     if mean:
         a = a * adj.inv_degree(a.dtype).view(-1, 1)
     product = a.index_select(0, dst) * b.index_select(0, src)
-    return product.view(adj.num_edges, heads, a.size(1) // heads).sum(-1)
+    return _per_head(product, heads).sum(-1)
 
 
 def reduce(x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties: str) -> Tensor:
@@ -66,12 +71,90 @@ def reduce(x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties:
     return zeros.scatter_add(0, index, values * share)
 
 
+def gatv2(
+    options: "Attention",
+    x_l: Tensor,
+    x_r: Tensor,
+    att: Tensor,
+    attr: Tensor | None,
+    loop_attr: Tensor | None,
+    lin: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Attends by an MLP of both ends; see pyg_ioaware.ops.gatv2.GATv2."""
+    used = options.used()
+    src, dst = (end[used] for end in options.ends())
+    value = x_l.index_select(0, src)
+    hidden = value + x_r.index_select(0, dst)
+    if attr is not None and lin is not None:
+        attr = _by_position(attr, options.adj)
+        attr = attr if loop_attr is None else torch.cat([attr, loop_attr])
+        hidden = hidden + attr[used] @ lin.t()
+    hidden = torch.nn.functional.leaky_relu(hidden, options.factor)
+    scores = _per_head(hidden * att, options.heads).sum(-1)
+    weights = _softmax(scores, dst, x_r.size(0))
+    mask = options.mask(weights.dtype)
+    weights = weights if mask is None else weights * mask[used]
+    out = _weighted_sum(value, weights, dst, x_r.size(0))
+    placed = weights.new_zeros(options.num_positions, options.heads)
+    return out, placed.index_copy(0, used, weights)
+
+
+def transformer(
+    options: "Attention",
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attr: Tensor | None,
+    edge_query: Tensor | None,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Attends by dot products of both ends; see pyg_ioaware.ops.transformer.Transformer."""
+    src, dst = options.ends()
+    heads, num_rows = options.heads, query.size(0)
+    product = query.index_select(0, dst) * key.index_select(0, src)
+    scores = _per_head(product, heads).sum(-1)
+    if attr is not None and edge_query is not None:
+        attr = _by_position(attr, options.adj).repeat(1, heads)
+        product = edge_query.index_select(0, dst) * attr
+        scores = scores + _per_head(product, heads).sum(-1)
+    weights = _softmax(scores * options.factor, dst, num_rows)
+    mask = options.mask(weights.dtype)
+    kept = weights if mask is None else weights * mask
+    out = _weighted_sum(value.index_select(0, src), kept, dst, num_rows)
+    edge_out = None
+    if attr is not None and edge_query is not None:
+        edge_out = _weighted_sum(attr, kept, dst, num_rows)
+    return out, edge_out, weights
+
+
+def _per_head(x: Tensor, heads: int) -> Tensor:
+    return x.view(x.size(0), heads, x.size(1) // heads)
+
+
+def _softmax(scores: Tensor, dst: Tensor, num_rows: int) -> Tensor:
+    index = dst.view(-1, 1).expand_as(scores)
+    zeros = scores.new_zeros(num_rows, scores.size(1))
+    top = zeros.scatter_reduce(0, index, scores.detach(), "amax", include_self=False)
+    terms = (scores - top.index_select(0, dst)).exp()
+    total = zeros.index_add(0, dst, terms) + 1e-16
+    return terms / total.index_select(0, dst)
+
+
+def _weighted_sum(values: Tensor, weights: Tensor, dst: Tensor, num_rows: int) -> Tensor:
+    shaped = _per_head(values, weights.size(1)) * weights.unsqueeze(-1)
+    zeros = values.new_zeros(num_rows, values.size(1))
+    return zeros.index_add(0, dst, shaped.view(values.shape))
+
+
+def _by_position(attr: Tensor, adj: Adjacency) -> Tensor:
+    perm = adj.by_target.perm
+    return attr if perm is None else attr.index_select(0, perm)
+
+
 def _messages(x: Tensor, weight: Tensor | None, src: Tensor) -> Tensor:
     values = x.index_select(0, src)
     if weight is None:
         return values
-    heads = weight.size(1)
-    shaped = values.view(values.size(0), heads, x.size(1) // heads)
+    shaped = _per_head(values, weight.size(1))
     return (weight.unsqueeze(-1) * shaped).reshape(values.shape)
 
 

@@ -14,6 +14,12 @@ _FILES = {
     "reduce": "reduce",
     "reduce_backward": "reduce_backward",
     "reduce_backward_weight": "reduce_backward",
+    "gatv2": "attention_forward",
+    "transformer": "attention_forward",
+    "gatv2_target": "attention_target",
+    "transformer_target": "attention_target",
+    "gatv2_source": "attention_source",
+    "transformer_source": "attention_source",
 }
 
 

@@ -263,6 +263,6 @@ def reduce(csr, out, arg, tied, x, weight, partial, partial_arg, is_max):
     values = (*(address(t) for t in tensors), 0, rows, tiles.shape[0], split, width, heads)
     if rows and width:
         work = (idx.shape[0] + rows) * width
-        launch(_entry, fields, values, work, tiles.shape[0], merges=True)
+        launch(_entry, fields, values, work, tiles.shape[0], phases=2)
     elif tied is not None:
         tied.zero_()

@@ -1,7 +1,8 @@
 """How a call is cut into work items, the same for every row kernel.
 
-Phase 0: one item per hub tile, then chunks of whole rows of about equal edges + rows. Phase 1:
-chunks of tiles, each merging the partials of the rows whose first tile it holds, in tile order.
+Phase 0: one item per hub tile, then chunks of whole rows of about equal edges + rows. Phase 1 and
+any further: groups of tiles, each merging the partials of the rows whose first tile it holds, in
+tile order.
 Chunk borders are found by binary search when the item is taken; results do not depend on them.
 """
 
@@ -43,16 +44,20 @@ def block_of(values):
     return (ctypes.c_int64 * (HEAD + len(values)))(0, 0, 0, 0, 0, 0, 0, 0, *values)
 
 
-def launch(entry, fields, values, work, tiles, merges=False, chunks=None):
-    """Run ``entry`` over tiles and chunks, then the merge; ``work`` in element operations."""
+def launch(entry, fields, values, work, tiles, phases=1, chunks=None, groups=64):
+    """Run ``entry`` over tiles and chunks, then over groups of tiles in each further phase.
+
+    ``work`` is in element operations. A kernel that sums over items names the number of chunks
+    and groups, so that its result does not depend on the number of threads.
+    """
     function = entry(fields)
     block = block_of(values)
     parallel = work > SERIAL
     if chunks is None:
         chunks = min(16 * threads(), work // GRAIN + 1) if parallel else 1
     run(function, block, tiles + chunks, 0, parallel)
-    if merges and tiles:
-        run(function, block, min(tiles, 64), 1, parallel)
+    for phase in range(1, phases if tiles else 1):
+        run(function, block, min(tiles, groups), phase, parallel)
 
 
 def address(tensor):

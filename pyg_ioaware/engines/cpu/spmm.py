@@ -147,4 +147,4 @@ def spmm(csr, out, x, weight, scale, partial, mean):
     )
     if rows and width:
         work = (idx.shape[0] + rows) * width
-        launch(_entry, fields, values, work, tiles.shape[0], merges=True)
+        launch(_entry, fields, values, work, tiles.shape[0], phases=2)

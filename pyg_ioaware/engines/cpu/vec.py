@@ -102,18 +102,35 @@ splat = _splatted(lambda like: like.dtype)  # `value` in every lane, in the dtyp
 splat_int = _splatted(lambda like: types.int32)  # the same as int32
 
 
+def _first_lanes(context, builder, vec, count, kind):
+    wide = ir.VectorType(ir.IntType(32), vec.lanes)
+    count32 = builder.trunc(context.cast(builder, count, kind, types.int64), ir.IntType(32))
+    order = ir.Constant(wide, list(range(vec.lanes)))
+    return builder.icmp_signed("<", order, _splat(builder, count32, wide))
+
+
 @intrinsic
 def tail(typingctx, like, count):
     """The mask of the first ``count`` lanes."""
     vec = Vec(types.boolean, like.lanes)
 
     def codegen(context, builder, sig, args):
-        wide = ir.VectorType(ir.IntType(32), vec.lanes)
-        count32 = builder.trunc(context.cast(builder, args[1], count, types.int64), ir.IntType(32))
-        order = ir.Constant(wide, list(range(vec.lanes)))
-        return builder.icmp_signed("<", order, _splat(builder, count32, wide))
+        return _first_lanes(context, builder, vec, args[1], count)
 
     return vec(like, count), codegen
+
+
+@intrinsic
+def mask_of(typingctx, like, count, masked):
+    """``tail``, or None where ``masked`` is None: then all blocks are whole."""
+    if isinstance(masked, types.NoneType):
+        return types.none(like, count, masked), lambda context, *_: context.get_dummy_value()
+    vec = Vec(types.boolean, like.lanes)
+
+    def codegen(context, builder, sig, args):
+        return _first_lanes(context, builder, vec, args[1], count)
+
+    return vec(like, count, masked), codegen
 
 
 @intrinsic
@@ -192,7 +209,8 @@ def _arithmetic(method):
     return op
 
 
-add, mul, div = _arithmetic("fadd"), _arithmetic("fmul"), _arithmetic("fdiv")
+add, sub = _arithmetic("fadd"), _arithmetic("fsub")
+mul, div = _arithmetic("fmul"), _arithmetic("fdiv")
 both, either = _arithmetic("and_"), _arithmetic("or_")
 
 
@@ -274,22 +292,129 @@ def bits_of(typingctx, mask):
     return types.int64(mask), codegen
 
 
-@intrinsic
-def hsum(typingctx, vec):
-    """The sum over lanes, as a fixed tree."""
+def _halves(builder, value):
+    """The two halves of a vector."""
+    count, undefined = value.type.count, ir.Constant(value.type, ir.Undefined)
+    wide = ir.VectorType(ir.IntType(32), count // 2)
+    for first in (0, count // 2):
+        order = ir.Constant(wide, list(range(first, first + count // 2)))
+        yield builder.shuffle_vector(value, undefined, order)
+
+
+def _tree(combine):
+    @intrinsic
+    def over_lanes(typingctx, vec):
+        def codegen(context, builder, sig, args):
+            value = args[0]
+            while value.type.count > 1:
+                value = combine(builder, *_halves(builder, value))
+            return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+        return vec.dtype(vec), codegen
+
+    return over_lanes
+
+
+def _larger(builder, a, b):
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+hsum = _tree(lambda builder, a, b: builder.fadd(a, b))  # the sum over lanes, as a fixed tree
+hmax = _tree(_larger)  # the largest lane; any, if one is NaN
+
+
+@intrinsic(prefer_literal=True)
+def scratch(typingctx, pointer, count):
+    """Memory for ``count`` (a constant) numbers of the pointer's dtype, until the kernel ends."""
+    length = count.literal_value
 
     def codegen(context, builder, sig, args):
-        value, count = args[0], vec.lanes
-        undefined = ir.Constant(value.type, ir.Undefined)
-        while count > 1:
-            half = count // 2
-            wide = ir.VectorType(ir.IntType(32), half)
-            low = builder.shuffle_vector(value, undefined, ir.Constant(wide, list(range(half))))
-            high = builder.shuffle_vector(
-                value, undefined, ir.Constant(wide, list(range(half, count)))
-            )
-            value, count = builder.fadd(low, high), half
-            undefined = ir.Constant(value.type, ir.Undefined)
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+        item = args[0].type.pointee
+        # In the first block of the function, or a loop would take new memory each time.
+        memory = cgutils.alloca_once(builder, ir.ArrayType(item, length))
+        return builder.bitcast(memory, args[0].type)
+
+    return pointer(pointer, count), codegen
+
+
+@intrinsic(prefer_literal=True)
+def zeros_of(typingctx, pointer, count):
+    """A zero Vec of ``count`` (a constant) lanes of the pointer's dtype."""
+    vec = Vec(pointer.dtype, count.literal_value)
+
+    def codegen(context, builder, sig, args):
+        return ir.Constant(_vector(context, vec), None)
+
+    return vec(pointer, count), codegen
+
+
+@intrinsic
+def first_lane(typingctx, vec):
+    """Lane 0 of a Vec."""
+
+    def codegen(context, builder, sig, args):
+        return builder.extract_element(args[0], ir.Constant(ir.IntType(32), 0))
 
     return vec.dtype(vec), codegen
+
+
+@intrinsic
+def from_bits(typingctx, like, bits):
+    """The mask whose lane 0 is the lowest bit of an integer; the inverse of ``bits_of``."""
+    vec = Vec(types.boolean, like.lanes)
+
+    def codegen(context, builder, sig, args):
+        wide = context.cast(builder, args[1], bits, types.int64)
+        narrow = builder.trunc(wide, ir.IntType(vec.lanes))
+        return builder.bitcast(narrow, _vector(context, vec))
+
+    return vec(like, bits), codegen
+
+
+@intrinsic
+def hsum4(typingctx, a, b, c, d):
+    """The sums over lanes of four Vecs as one Vec, each as the same fixed tree."""
+    vec = Vec(a.dtype, 4)
+
+    def codegen(context, builder, sig, args):
+        def pick(x, y, lanes):
+            order = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
+            return builder.shuffle_vector(x, y, order)
+
+        fours = []
+        for value in args:
+            while value.type.count > 4:
+                value = builder.fadd(*_halves(builder, value))
+            fours.append(value)
+        a, b, c, d = fours
+        ab = builder.fadd(pick(a, b, (0, 1, 4, 5)), pick(a, b, (2, 3, 6, 7)))
+        cd = builder.fadd(pick(c, d, (0, 1, 4, 5)), pick(c, d, (2, 3, 6, 7)))
+        return builder.fadd(pick(ab, cd, (0, 2, 4, 6)), pick(ab, cd, (1, 3, 5, 7)))
+
+    return vec(a, b, c, d), codegen
+
+
+@intrinsic
+def nearest(typingctx, vec):
+    """Each lane rounded to an integer, still a float."""
+
+    def codegen(context, builder, sig, args):
+        return _call(builder, f"llvm.nearbyint.{_suffix(args[0].type)}", args[0].type, args)
+
+    return vec(vec), codegen
+
+
+@intrinsic
+def power_of_two(typingctx, vec):
+    """2 to the power of each lane, which holds an integer within the range of exponents."""
+    width, digits = (32, 23) if vec.dtype == types.float32 else (64, 52)
+    bias = (1 << (width - digits - 2)) - 1
+
+    def codegen(context, builder, sig, args):
+        integers = ir.VectorType(ir.IntType(width), vec.lanes)
+        exponent = builder.fptosi(args[0], integers)
+        exponent = builder.add(exponent, ir.Constant(integers, [bias] * vec.lanes))
+        bits = builder.shl(exponent, ir.Constant(integers, [digits] * vec.lanes))
+        return builder.bitcast(bits, args[0].type)
+
+    return vec(vec), codegen

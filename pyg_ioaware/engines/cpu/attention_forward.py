@@ -1,0 +1,405 @@
+"""gatv2, transformer: out[i] = sum_k softmax_k(score[k]) * value[idx[k]], one pass over the edges.
+
+Scores    gatv2: att . leaky_relu(key[j] + query[i] + lin attr[k])      (key and value are x_l)
+          transformer: scale * (query[i] . key[j] + edge_query[i] . attr[k])
+Shapes    query, out [N, H*C]  key, value [S, H*C]  att [H*C]  attr [E, D]  lin [D, H*C]
+          edge_query, edge_out [N, H*D]: edge_out[i] = sum_k softmax_k * attr[k]
+          stats [N, 2*H]: largest score, then one over the sum of exponentials  scores [E + L, H]
+          partial of out, edge_out and stats for each tile
+Mapping   see ``attention``; running maximum and sum per head, one rescale per batch
+Traffic   gathers E rows of key, and of value (gatv2: of x_l once); out, stats and attr once
+Numerics  a row without edges gives 0, one whose scores are all -inf NaN; tiles merge in order
+"""
+
+# mypy: ignore-errors
+import ctypes
+import math
+
+import torch
+
+from pyg_ioaware.engines.cpu.attention import (
+    BATCH,
+    NO_LOOP,
+    add_weighted,
+    clear,
+    dot_products,
+    draw,
+    fill,
+    locate,
+    loop_offset,
+    masked_field,
+    mlp_scores,
+    numbers,
+    prefetch_batch,
+    present,
+)
+from pyg_ioaware.engines.cpu.exp import exp
+from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
+from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
+from pyg_ioaware.engines.cpu.vec import (
+    first_lane,
+    hmax,
+    hsum,
+    load,
+    mul,
+    scratch,
+    select,
+    splat,
+    store,
+    sub,
+    tail,
+    zeros_of,
+)
+from pyg_ioaware.ops.philox import keep_scale, threshold
+
+INF = float("inf")
+
+
+@device
+def _add_values(out, at, first, factor, weights, key, value, starts, n, size):
+    if value is None:  # they are the keys
+        add_weighted(out, at, first, factor, weights, key, starts, n, size)
+    else:
+        add_weighted(out, at, first, factor, weights, value, starts, n, size)
+
+
+@device
+def _softmax_step(scores, n, stats, at, heads, first, last):
+    """Turns the scores of a batch into terms of the sums, for the head of stats[at].
+
+    Returns the factor of the sums so far. In the last batch of a row that is also its first, the
+    terms are divided by their sum already.
+    """
+    zero = zeros_of(scores, BATCH)
+    s = select(tail(zero, n), load(scores, 0, zero, None), splat(zero, -INF))
+    top, total, factor = hmax(s), 0.0, 0.0
+    if not first:
+        before = stats[at]
+        top = before if before > top else top
+        shift = top if top > -INF else 0.0
+        factor = first_lane(exp(splat(zero, before - shift)))
+        total = stats[at + heads] * factor
+    shift = top if top > -INF else 0.0
+    p = exp(sub(s, splat(zero, shift)))
+    total += hsum(p)
+    if first and last:
+        total = _inverse(top, total)
+        p = mul(p, splat(zero, total))
+    store(scores, 0, p, None)
+    stats[at] = top
+    stats[at + heads] = total
+    return factor
+
+
+@device
+def _inverse(top, total):
+    """Returns one over the sum of exponentials; NaN where all scores are -inf."""
+    return 1 / total if top > -INF else total * math.nan
+
+
+@device
+def _row(
+    row,
+    begin,
+    end,
+    loop,
+    to,
+    to_edge,
+    at,
+    stats,
+    keeps,
+    kept,
+    whole,
+    work,
+    graph,
+    query,
+    key,
+    value,
+    att,
+    attr,
+    lin,
+    edge_query,
+    shape,
+):
+    """Attends from one row, or tile, to its edges; the results of a tile are left undivided."""
+    scores, drops, sources, places, starts, rows_at = work
+    idx, permuted, perm, edges, last_edge, skip, offset = graph
+    masked, channels, width, heads, dim, factor, drop, seed, limit, keep = shape
+    k, stop, first = begin, end + (loop != NO_LOOP), True
+    while k < stop:
+        n, k = fill(sources, places, k, end, row, skip, loop, idx)
+        if n == 0:
+            continue
+        prefetch_batch(key, k, last_edge, width, idx)
+        if value is not None:
+            prefetch_batch(value, k, last_edge, width, idx)
+        if attr is not None:
+            locate(starts, places, n, row, edges, permuted, perm, offset, dim)
+        single = first and k >= stop and whole
+        for h in range(heads):
+            if att is not None:
+                batch, form = (sources, places, starts), (masked, factor, channels, width, dim, 0)
+                mlp_scores(
+                    scores, None, None, h, n, row, batch, att, key, query, None, attr, lin, form
+                )
+            if value is not None:
+                batch, form = (sources, starts, rows_at), (masked, channels, width, dim, heads)
+                dot_products(scores, h, n, row, batch, query, key, edge_query, attr, form)
+                for q in range(n):
+                    scores[q] *= factor
+            if keeps:
+                for q in range(n):
+                    kept[places[q] * heads + h] = scores[q]
+            before = _softmax_step(scores, n, stats, at * 2 * heads + h, heads, first, single)
+            if drop:
+                if h % 4 == 0:
+                    draw(drops, places, n, h // 4, seed, limit, keep)
+                for q in range(n):
+                    scores[q] *= drops[h % 4 * BATCH + q]
+            base = h * channels
+            for q in range(n):
+                rows_at[q] = sources[q] * width + base
+            _add_values(
+                to, at * width + base, first, before, scores, key, value, rows_at, n, channels
+            )
+            if edge_query is not None:
+                to_f = (at * heads + h) * dim
+                add_weighted(to_edge, to_f, first, before, scores, attr, starts, n, dim)
+        if single:
+            return
+        first = False
+    if first:
+        _none(to, to_edge, stats, at, whole, heads, width, heads * dim)
+    elif whole:
+        _divide(to, to_edge, stats, at, heads, channels, dim)
+
+
+@device
+def _none(to, to_edge, stats, at, whole, heads, width, edge_width):
+    """Writes the results of no edges."""
+    clear(to, at * width, width)
+    if to_edge is not None:
+        clear(to_edge, at * edge_width, edge_width)
+    for h in range(heads):
+        stats[at * 2 * heads + h] = 0 if whole else -INF
+        stats[at * 2 * heads + heads + h] = 0
+
+
+@device
+def _divide(to, to_edge, stats, at, heads, channels, dim):
+    """Divides the sums of a row, and puts the inverse of its sum of exponentials in place."""
+    for h in range(heads):
+        place = at * 2 * heads + h
+        inverse = _inverse(stats[place], stats[place + heads])
+        stats[place + heads] = inverse
+        for f in range((at * heads + h) * channels, (at * heads + h + 1) * channels):
+            to[f] *= inverse
+        if to_edge is not None:
+            for f in range((at * heads + h) * dim, (at * heads + h + 1) * dim):
+                to_edge[f] *= inverse
+
+
+@device
+def _add_tile(out, row, partial, t, h, heads, size, first, factor):
+    for f in range(size):
+        v = partial[(t * heads + h) * size + f] * factor
+        at = (row * heads + h) * size + f
+        out[at] = v if first else out[at] + v
+
+
+@device
+def _merge(
+    t,
+    count,
+    tiles,
+    out,
+    edge_out,
+    stats,
+    partial,
+    partial_edge,
+    partial_stats,
+    heads,
+    channels,
+    dim,
+):
+    """Merges the tiles of a row, of which t is the first."""
+    row, stop = tiles[4 * t], t + 1
+    while stop < count and tiles[4 * stop] == row:
+        stop += 1
+    for h in range(heads):
+        top, total = partial_stats[t * 2 * heads + h], 0.0
+        for part in range(t + 1, stop):
+            other = partial_stats[part * 2 * heads + h]
+            top = other if other > top else top
+        shift = top if top > -INF else 0.0
+        for part in range(t, stop):
+            place = part * 2 * heads + h
+            factor = math.exp(partial_stats[place] - shift)
+            total += partial_stats[place + heads] * factor
+            _add_tile(out, row, partial, part, h, heads, channels, part == t, factor)
+            if edge_out is not None:
+                _add_tile(edge_out, row, partial_edge, part, h, heads, dim, part == t, factor)
+        stats[row * 2 * heads + h] = top
+        stats[row * 2 * heads + heads + h] = total
+    _divide(out, edge_out, stats, row, heads, channels, dim)
+
+
+@Entry
+def _entry(args):
+    values = unpack(args)
+    rowptr, idx, perm, tiles, out, edge_out, stats, kept = values[:8]
+    partial, partial_edge, partial_stats, query, key, value, att, attr, lin, edge_query = values[
+        8:18
+    ]
+    reals, masked, rows, count, split, heads, channels, dim = values[18:26]
+    num_loops, offset, seed, limit, drop, permuted, keeps = values[26:]
+    factor, keep = reals[0], reals[1]
+    items, phase = items_of(args), phase_of(args)
+    width, edges = heads * channels, rowptr[rows]
+    work = (
+        scratch(out, 16),
+        scratch(out, 64),
+        scratch(tiles, 16),
+        scratch(tiles, 16),
+        scratch(tiles, 16),
+        scratch(tiles, 16),
+    )
+    graph = (idx, permuted, perm, edges, edges - 1, num_loops >= 0, offset)
+    shape = (masked, channels, width, heads, dim, factor, drop, seed, limit, keep)
+    item = take(args)
+    while item >= 0:
+        if phase == 1:
+            for t in range(item * count // items, (item + 1) * count // items):
+                if t == 0 or tiles[4 * (t - 1)] != tiles[4 * t]:
+                    _merge(
+                        t,
+                        count,
+                        tiles,
+                        out,
+                        edge_out,
+                        stats,
+                        partial,
+                        partial_edge,
+                        partial_stats,
+                        heads,
+                        channels,
+                        dim,
+                    )
+        else:
+            in_tile = item < count
+            first, stop = rows_of(item, items, rowptr, rows, tiles, count)
+            for row in range(first, stop):
+                begin, end, at = rowptr[row], rowptr[row + 1], row
+                loop = edges + row if row < num_loops else NO_LOOP
+                to, to_edge, to_stats = out, edge_out, stats
+                if in_tile:
+                    begin, end, at = tiles[4 * item + 1], tiles[4 * item + 2], item
+                    loop = loop if end == rowptr[row + 1] else NO_LOOP
+                    to, to_edge, to_stats = partial, partial_edge, partial_stats
+                elif end - begin > split:
+                    continue
+                whole = not in_tile
+                _row(
+                    row,
+                    begin,
+                    end,
+                    loop,
+                    to,
+                    to_edge,
+                    at,
+                    to_stats,
+                    keeps,
+                    kept,
+                    whole,
+                    work,
+                    graph,
+                    query,
+                    key,
+                    value,
+                    att,
+                    attr,
+                    lin,
+                    edge_query,
+                    shape,
+                )
+        item = take(args)
+
+
+def _run(csr, tensors, factor, heads, channels, dim, num_loops, offset, dropout, seed):
+    rowptr, idx, perm, tiles, split = csr
+    reals = numbers(factor, keep_scale(dropout))
+    out, edge_out, stats, scores, *others = tensors
+    rows = rowptr.shape[0] - 1
+    perm, permuted = present(perm, idx)
+    scores, keeps = present(scores, stats)
+    tensors = (rowptr, idx, perm, tiles, out, edge_out, stats, scores, *others)
+    fields = (
+        *(dtype(t) for t in tensors),
+        *(torch.float64, masked_field(channels, out.dtype), *(INTEGER,) * 13),
+    )
+    drop = seed is not None
+    values = (
+        *(address(t) for t in tensors),
+        *(ctypes.addressof(reals), 0, rows, tiles.shape[0], split, heads, channels, dim),
+        *(num_loops, offset, int(seed) if drop else 0, threshold(dropout), drop, permuted, keeps),
+    )
+    if rows and heads:
+        work = 2 * (idx.shape[0] + rows) * max(heads * channels, 1)
+        launch(_entry, fields, values, work, tiles.shape[0], phases=2)
+
+
+def gatv2(
+    csr,
+    out,
+    stats,
+    scores,
+    partial,
+    partial_stats,
+    x_l,
+    x_r,
+    att,
+    attr,
+    loop_attr,
+    lin,
+    heads,
+    num_loops,
+    slope,
+    dropout,
+    seed,
+):
+    """Attends to each row's sources by an MLP of both ends."""
+    tensors = (out, None, stats, scores, partial, None, partial_stats)
+    tensors += (x_r, x_l, None, att, attr, lin, None)
+    dim = 0 if lin is None else lin.shape[0]
+    offset = loop_offset(attr, loop_attr)
+    channels = out.shape[1] // heads
+    _run(csr, tensors, slope, heads, channels, dim, num_loops, offset, dropout, seed)
+
+
+def transformer(
+    csr,
+    out,
+    edge_out,
+    stats,
+    scores,
+    partial,
+    partial_edge,
+    partial_stats,
+    query,
+    key,
+    value,
+    attr,
+    edge_query,
+    heads,
+    scale,
+    dropout,
+    seed,
+):
+    """Attends to each row's sources by dot products."""
+    if attr is None:
+        edge_out = partial_edge = None
+    tensors = (out, edge_out, stats, scores, partial, partial_edge, partial_stats)
+    tensors += (query, key, value, None, attr, None, edge_query)
+    dim = 0 if attr is None else attr.shape[1]
+    channels = out.shape[1] // heads
+    _run(csr, tensors, scale, heads, channels, dim, -1, 0, dropout, seed)

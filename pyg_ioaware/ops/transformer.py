@@ -1,0 +1,357 @@
+"""Attention by dot products of both ends, without a tensor of the size of the edges."""
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from pyg_ioaware.graph.csr import CSR, Adjacency
+from pyg_ioaware.ops import attention, reference
+from pyg_ioaware.ops.attention import Attention, EdgeFeatures
+from pyg_ioaware.ops.library import (
+    CSR_ARGS,
+    allocate,
+    compute_dtype,
+    is_batched,
+    launch,
+    primitive,
+    rows,
+)
+
+_EDGE_ARGS = "Tensor? attr, Tensor? edge_query"
+_OPTIONS = "int heads, float scale, float dropout, Tensor? seed"
+
+
+def _fake(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    attr: Tensor | None,
+    edge_query: Tensor | None,
+    heads: int,
+    scale: float,
+    dropout: float,
+    seed: Tensor | None,
+    with_scores: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_rows = query.size(0)
+    return (
+        torch.empty_like(query, memory_format=torch.contiguous_format),
+        query.new_empty(num_rows, 0 if edge_query is None else edge_query.size(1)),
+        query.new_empty(num_rows, 2 * heads),
+        query.new_empty(idx.size(0) if with_scores else 0, heads),
+    )
+
+
+@primitive(
+    f"transformer(Tensor query, Tensor key, Tensor value, {CSR_ARGS}, {_EDGE_ARGS}, {_OPTIONS},"
+    " bool with_scores) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fake,
+)
+def _transformer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    attr: Tensor | None,
+    edge_query: Tensor | None,
+    heads: int,
+    scale: float,
+    dropout: float,
+    seed: Tensor | None,
+    with_scores: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_rows, width = query.shape
+    edge_width = 0 if edge_query is None else edge_query.size(1)
+    out, edge_out = allocate(query, num_rows, width), allocate(query, num_rows, edge_width)
+    stats = allocate(query, num_rows, 2 * heads)
+    scores = allocate(query, idx.size(0) if with_scores else 0, heads)
+    parts = [allocate(query, tiles.size(0), w) for w in (width, edge_width, 2 * heads)]
+    csr = CSR(rowptr, idx, perm, tiles, split)
+    launch(
+        "transformer",
+        csr,
+        *(out, edge_out, stats, scores if with_scores else None),
+        *parts,
+        *(query.contiguous(), key.contiguous(), value.contiguous()),
+        *_edge_operands(attr, edge_query),
+        *(heads, scale, dropout, seed),
+    )
+    return out, edge_out, stats, scores
+
+
+def _edge_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(None if t is None else t.contiguous() for t in operands)
+
+
+def _fake_target(
+    grad: Tensor,
+    grad_edge: Tensor | None,
+    grad_weights: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    stats: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    attr: Tensor | None,
+    edge_query: Tensor | None,
+    heads: int,
+    scale: float,
+    dropout: float,
+    seed: Tensor | None,
+    needs_attr: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dim = 0 if attr is None or not needs_attr else attr.size(1)
+    return (
+        torch.empty_like(query, memory_format=torch.contiguous_format),
+        query.new_empty(query.size(0), 0 if edge_query is None else edge_query.size(1)),
+        query.new_empty(idx.size(0), dim),
+        query.new_empty(idx.size(0), 2, heads),
+    )
+
+
+@primitive(
+    "transformer_target(Tensor grad, Tensor? grad_edge, Tensor? grad_weights, Tensor query,"
+    f" Tensor key, Tensor value, Tensor stats, {CSR_ARGS}, {_EDGE_ARGS}, {_OPTIONS},"
+    " bool needs_attr) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fake_target,
+)
+def _transformer_target(
+    grad: Tensor,
+    grad_edge: Tensor | None,
+    grad_weights: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    stats: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    attr: Tensor | None,
+    edge_query: Tensor | None,
+    heads: int,
+    scale: float,
+    dropout: float,
+    seed: Tensor | None,
+    needs_attr: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    num_rows, width = query.shape
+    edge_width = 0 if edge_query is None else edge_query.size(1)
+    grad_query = allocate(query, num_rows, width)
+    grad_edge_query = allocate(query, num_rows, edge_width)
+    delta = allocate(query, num_rows, heads)
+    terms = allocate(query, idx.size(0), 2, heads)
+    dim = 0 if attr is None or not needs_attr else attr.size(1)
+    grad_attr = allocate(query, idx.size(0), dim)
+    parts = [allocate(query, tiles.size(0), w) for w in (width, edge_width, heads)]
+    csr = CSR(rowptr, idx, perm, tiles, split)
+    launch(
+        "transformer_target",
+        csr,
+        *(grad_query, grad_edge_query, delta, terms),
+        grad_attr if dim else None,
+        *parts,
+        *(grad.contiguous(), *_edge_operands(grad_edge, grad_weights)),
+        *(query.contiguous(), key.contiguous(), value.contiguous(), stats),
+        *_edge_operands(attr, edge_query),
+        *(heads, scale, dropout, seed),
+    )
+    return grad_query, grad_edge_query, grad_attr, terms
+
+
+def _fake_source(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    terms: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    heads: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    like = torch.empty_like(key, memory_format=torch.contiguous_format)
+    return like, torch.empty_like(like)
+
+
+@primitive(
+    f"transformer_source(Tensor grad, Tensor query, Tensor key, Tensor terms, {CSR_ARGS},"
+    " int heads, float scale) -> (Tensor, Tensor)",
+    _fake_source,
+)
+def _transformer_source(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    terms: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    heads: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
+    parts = allocate(key, 2, tiles.size(0), key.size(1))
+    csr = CSR(rowptr, idx, perm, tiles, split)
+    operands = (grad.contiguous(), query.contiguous(), terms, heads, scale)
+    launch("transformer_source", csr, grad_value, grad_key, parts, *operands)
+    return grad_key, grad_value
+
+
+class Transformer(Function):
+    r"""The operation; no output is saved, so they may be changed.
+
+    Features of edges enter by two products of the size of the nodes, outside of this function:
+    :obj:`edge_query` holds what each target asks of them, and the second output is their weighted
+    sum.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attr: Tensor | None,
+        edge_query: Tensor | None,
+        options: Attention,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        out, edge_out, stats, scores = _transformer(
+            *(query, key, value),
+            *options.adj.by_target,
+            *(attr, edge_query),
+            *_options(options),
+            options.with_weights,
+        )
+        ctx.save_for_backward(query, key, value, attr, edge_query, stats)
+        weights = options.normalise(scores, stats) if options.with_weights else None
+        return out, None if edge_query is None else edge_out, weights
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: Tensor | None, grad_edge: Tensor | None, grad_weights: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        *inputs, stats = ctx.saved_tensors
+        options, needs = ctx.options, ctx.needs_input_grad
+        grads = (grad, grad_edge, grad_weights)
+        if all(g is None for g in grads):
+            return (None,) * 6
+        if torch.is_grad_enabled() or is_batched(*grads):
+            formed = partial(reference.transformer, options)
+            return *attention.through(formed, inputs, needs[:5], grads), None
+        query, key, value, attr, edge_query = inputs
+        grad = torch.zeros_like(query) if grad is None else grad
+        if edge_query is not None and grad_edge is None:
+            grad_edge = torch.zeros_like(edge_query)
+        grad_query, grad_edge_query, grad_attr, terms = _transformer_target(
+            *(grad, grad_edge, grad_weights, query, key, value, stats),
+            *options.adj.by_target,
+            *(attr, edge_query),
+            *_options(options),
+            needs[3],
+        )
+        grad_key = grad_value = None
+        if needs[1] or needs[2]:
+            grad_key, grad_value = _transformer_source(
+                *(grad, query, key, terms),
+                *options.adj.by_source_in_place,
+                *(options.heads, options.factor),
+            )
+        found = [grad_query, grad_key, grad_value, grad_attr, grad_edge_query]
+        return *(g if need else None for g, need in zip(found, needs, strict=False)), None
+
+
+def _options(options: Attention) -> tuple[int, float, float, Tensor | None]:
+    return options.heads, options.factor, options.dropout, options.seed
+
+
+def transformer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    adj: Adjacency,
+    dropout: float = 0.0,
+    edges: EdgeFeatures | None = None,
+    return_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Attends to the sources of each target by scaled dot products, as in the `"Masked Label
+    Prediction: Unified Message Passing Model for Semi-Supervised Classification"
+    <https://arxiv.org/abs/2009.03509>`_ paper.
+
+    .. math::
+        \alpha_{e,h} = \mathrm{softmax}_i \left( \frac{\mathbf{q}_{i,h}^{\top} \left(
+        \mathbf{k}_{j,h} + \mathbf{W}_h \mathbf{e}_e \right)}{\sqrt{C}} \right), \quad
+        \mathbf{y}_{i,h} = \sum_{e = (j, i)} \alpha_{e,h} \left( \mathbf{v}_{j,h} + \mathbf{W}_h
+        \mathbf{e}_e \right)
+
+    Sums are taken in float32 (float64 for float64), whatever the storage type. A target without
+    edges gets zeros. Features of edges are never mapped one by one: the query is mapped to
+    them, and their weighted sum to the values.
+
+    Args:
+        query (torch.Tensor): Target rows of shape :obj:`[num_dst, H, C]`.
+        key (torch.Tensor): Source rows of shape :obj:`[num_src, H, C]`.
+        value (torch.Tensor): Source rows of shape :obj:`[num_src, H, C]`.
+        adj (Adjacency): The structure.
+        dropout (float, optional): The probability with which a weight is dropped; those that are
+            not grow accordingly. (default: :obj:`0.0`)
+        edges (EdgeFeatures, optional): Features of the edges. (default: :obj:`None`)
+        return_weights (bool, optional): If set, also returns the weights. (default: :obj:`False`)
+
+    Returns:
+        (torch.Tensor, torch.Tensor or None): Target rows of shape :obj:`[num_dst, H, C]`, and
+        the weights before dropout in the order of the input edges, of shape :obj:`[E, H]`.
+
+    Raises:
+        ValueError: If the operands do not fit the structure.
+    """
+    attention.check("transformer", adj, [key, value], query, edges, -1, dropout)
+    score_dtype = torch.promote_types(query.dtype, key.dtype)
+    dtype = value.dtype
+    if edges is not None:
+        score_dtype = torch.promote_types(score_dtype, edges.weight.dtype)
+        dtype = torch.promote_types(dtype, edges.weight.dtype)
+    dtype = torch.promote_types(dtype, score_dtype)
+    work = compute_dtype(dtype, query.device)
+    seed = attention.seed_for(dropout, query.device)
+    heads, channels = query.size(1), query.size(2)
+    scale = 1 / math.sqrt(channels) if channels else 1.0
+    options = Attention(adj, heads, -1, scale, dropout, seed, return_weights)
+    attr, _, lin = attention.edge_operands(edges, work)
+    asked = None
+    if lin is not None:
+        lin = lin.view(heads, channels, lin.size(1))
+        asked = torch.einsum("nhc,hcd->nhd", query.to(work), lin).flatten(1)
+    out, summed, weights = Transformer.apply(  # type: ignore[no-untyped-call]
+        rows(query, work), rows(key, work), rows(value, work), attr, asked, options
+    )
+    out = out.view(query.shape)
+    if lin is not None:
+        out = out + torch.einsum("nhd,hcd->nhc", summed.view(-1, heads, lin.size(2)), lin)
+    if weights is not None:
+        weights = weights.index_select(0, options.order()).to(score_dtype)
+    return out.to(dtype), weights
