@@ -178,16 +178,17 @@ def _gatv2_target(
     signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
     kept = dim if needs_attr else 0
     grad_attr, grad_loop = allocate(x_r, idx.size(0), kept), allocate(x_r, loops, kept)
-    engine_slots = slots(x_r, idx.size(0) + num_rows)
-    att_parts = torch.zeros(engine_slots, width, dtype=x_r.dtype, device=x_r.device)
-    lin_parts = torch.zeros(engine_slots, dim, width, dtype=x_r.dtype, device=x_r.device)
+    count = slots(x_r, idx.size(0) + num_rows)
+    att_parts = torch.zeros(count, width, dtype=torch.float64, device=x_r.device)
+    lin_parts = torch.zeros(count, dim, width, dtype=x_r.dtype, device=x_r.device)
+    lin_sums = torch.zeros_like(lin_parts, dtype=torch.float64)
     if needs_attr:  # edges that are skipped have none
         grad_attr.zero_()
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (x_l.contiguous(), x_r.contiguous(), att.contiguous(), stats)
     edges = _edge_operands(attr, loop_attr, lin)
     scaled = None if lin is None else (lin * att.view(-1, 1)).contiguous()
-    written = (grad_x_r, delta, terms, signs, att_parts, lin_parts)
+    written = (grad_x_r, delta, terms, signs, att_parts, lin_parts, lin_sums)
     written_edges = (grad_attr, grad_loop) if needs_attr else (None, None)
     grad_weights = None if grad_weights is None else grad_weights.contiguous()
     launch(
@@ -204,8 +205,8 @@ def _gatv2_target(
         *(heads, num_loops, slope, dropout, seed),
     )
     # The kernel leaves the attention vector out, so that it may be zero.
-    raw = lin_parts.sum(0).t()
-    grad_att = att_parts.sum(0)
+    raw = lin_sums.sum(0).t().to(att.dtype)
+    grad_att = att_parts.sum(0).to(att.dtype)
     if lin is not None:
         grad_att = grad_att + (lin * raw).sum(1)
     grad_lin = (raw * att.view(-1, 1)).contiguous()
@@ -260,13 +261,13 @@ def _gatv2_source(
     grad_x_l = allocate(x_l, num_rows, width)
     parts = allocate(x_l, 2, tiles.size(0), width)
     count = slots(x_l, idx.size(0) + num_rows)
-    att_parts = torch.zeros(count, width, dtype=x_l.dtype, device=x_l.device)
+    att_parts = torch.zeros(count, width, dtype=torch.float64, device=x_l.device)
     sums = allocate(x_l, count, width)
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (grad.contiguous(), x_l.contiguous(), att.contiguous(), terms, signs)
     written = (grad_x_l, att_parts, sums, parts)
     launch("gatv2_source", csr, *written, *operands, heads, num_loops, slope)
-    return grad_x_l, att_parts.sum(0)
+    return grad_x_l, att_parts.sum(0).to(att.dtype)
 
 
 class GATv2(Function):

@@ -249,6 +249,9 @@ class Transformer(Function):
         )
         ctx.save_for_backward(query, key, value, attr, edge_query, stats)
         weights = options.normalise(scores, stats) if options.with_weights else None
+        needs = ctx.needs_input_grad
+        if weights is not None and not any((*needs[:2], *needs[3:5])):
+            ctx.mark_non_differentiable(weights)
         return out, None if edge_query is None else edge_out, weights
 
     @staticmethod
@@ -281,6 +284,8 @@ class Transformer(Function):
                 *options.adj.by_source_in_place,
                 *(options.heads, options.factor),
             )
+        if grads[0] is None:
+            grad_value = None
         found = [grad_query, grad_key, grad_value, grad_attr, grad_edge_query]
         return *(g if need else None for g, need in zip(found, needs, strict=False)), None
 
@@ -345,13 +350,21 @@ def transformer(
     asked = None
     if lin is not None:
         lin = lin.view(heads, channels, lin.size(1))
-        asked = torch.einsum("nhc,hcd->nhd", query.to(work), lin).flatten(1)
+        asked = _contract("nhc,hcd->nhd", query.to(work), lin).flatten(1)
     out, summed, weights = Transformer.apply(  # type: ignore[no-untyped-call]
         rows(query, work), rows(key, work), rows(value, work), attr, asked, options
     )
     out = out.view(query.shape)
     if lin is not None:
-        out = out + torch.einsum("nhd,hcd->nhc", summed.view(-1, heads, lin.size(2)), lin)
+        out = out + _contract("nhd,hcd->nhc", summed.view(-1, heads, lin.size(2)), lin)
     if weights is not None:
         weights = weights.index_select(0, options.order()).to(score_dtype)
     return out.to(dtype), weights
+
+
+def _contract(equation: str, a: Tensor, b: Tensor) -> Tensor:
+    """Contracts in the dtype of the operands, which autocast would change."""
+    if not torch.is_autocast_enabled(a.device.type):
+        return torch.einsum(equation, a, b)
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.einsum(equation, a, b)

@@ -34,6 +34,7 @@ from pyg_ioaware.engines.cpu.vec import (
 
 BATCH = 16
 NO_LOOP = -1
+PART = 8  # blocks of a dot product that are summed in one go; longer sums would round more
 
 
 @device
@@ -117,6 +118,15 @@ def read_signs(signs, at, f, like):
 
 
 @device
+def _add_four(to, e, add_to, a, b, c, d):
+    """Writes to to[e : e + 4], or adds, the sums over the lanes of four Vecs."""
+    total = hsum4(a, b, c, d)
+    if add_to:
+        total = add(load(to, e, total, None), total)
+    store(to, e, total, None)
+
+
+@device
 def mlp_scores(scores, dots, signs, h, n, row, batch, att, x_l, x_r, grad, attr, lin, shape):
     """Writes att . leaky_relu(x_l + x_r + lin attr) for each edge of a batch and one head.
 
@@ -132,53 +142,56 @@ def mlp_scores(scores, dots, signs, h, n, row, batch, att, x_l, x_r, grad, attr,
     for e in range(0, n, 4):
         i0, i1 = sources[e] * width + base, sources[e + 1] * width + base
         i2, i3 = sources[e + 2] * width + base, sources[e + 3] * width + base
-        s0, s1, s2, s3 = zero, zero, zero, zero
-        t0, t1, t2, t3 = zero, zero, zero, zero
-        for f in range(0, channels, lanes(zero)):
-            m = mask_of(zero, channels - f, masked)
-            r, a = load(x_r, own + f, zero, m), load(att, base + f, zero, m)
-            v0, v1 = load(x_l, i0 + f, zero, m), load(x_l, i1 + f, zero, m)
-            v2, v3 = load(x_l, i2 + f, zero, m), load(x_l, i3 + f, zero, m)
-            z0, z1, z2, z3 = add(v0, r), add(v1, r), add(v2, r), add(v3, r)
-            if lin is not None:
-                a0, a1, a2, a3 = starts[e], starts[e + 1], starts[e + 2], starts[e + 3]
-                for d in range(dim):
-                    w = load(lin, d * width + base + f, zero, m)
-                    z0, z1 = fma(splat(w, attr[a0 + d]), w, z0), fma(splat(w, attr[a1 + d]), w, z1)
-                    z2, z3 = fma(splat(w, attr[a2 + d]), w, z2), fma(splat(w, attr[a3 + d]), w, z3)
-            p0, p1 = better(z0, zero, None), better(z1, zero, None)
-            p2, p3 = better(z2, zero, None), better(z3, zero, None)
-            z0, z1 = select(p0, z0, mul(z0, steep)), select(p1, z1, mul(z1, steep))
-            z2, z3 = select(p2, z2, mul(z2, steep)), select(p3, z3, mul(z3, steep))
-            s0, s1, s2, s3 = fma(a, z0, s0), fma(a, z1, s1), fma(a, z2, s2), fma(a, z3, s3)
+        for part in range(0, channels, PART * lanes(zero)):
+            s0, s1, s2, s3 = zero, zero, zero, zero
+            t0, t1, t2, t3 = zero, zero, zero, zero
+            for f in range(part, min(channels, part + PART * lanes(zero)), lanes(zero)):
+                m = mask_of(zero, channels - f, masked)
+                r, a = load(x_r, own + f, zero, m), load(att, base + f, zero, m)
+                v0, v1 = load(x_l, i0 + f, zero, m), load(x_l, i1 + f, zero, m)
+                v2, v3 = load(x_l, i2 + f, zero, m), load(x_l, i3 + f, zero, m)
+                z0, z1, z2, z3 = add(v0, r), add(v1, r), add(v2, r), add(v3, r)
+                if lin is not None:
+                    a0, a1, a2, a3 = starts[e], starts[e + 1], starts[e + 2], starts[e + 3]
+                    for d in range(dim):
+                        w = load(lin, d * width + base + f, zero, m)
+                        z0 = fma(splat(w, attr[a0 + d]), w, z0)
+                        z1 = fma(splat(w, attr[a1 + d]), w, z1)
+                        z2 = fma(splat(w, attr[a2 + d]), w, z2)
+                        z3 = fma(splat(w, attr[a3 + d]), w, z3)
+                p0, p1 = better(z0, zero, None), better(z1, zero, None)
+                p2, p3 = better(z2, zero, None), better(z3, zero, None)
+                z0, z1 = select(p0, z0, mul(z0, steep)), select(p1, z1, mul(z1, steep))
+                z2, z3 = select(p2, z2, mul(z2, steep)), select(p3, z3, mul(z3, steep))
+                s0, s1, s2, s3 = fma(a, z0, s0), fma(a, z1, s1), fma(a, z2, s2), fma(a, z3, s3)
+                if grad is not None:
+                    g = load(grad, own + f, zero, m)
+                    t0, t1, t2, t3 = fma(g, v0, t0), fma(g, v1, t1), fma(g, v2, t2), fma(g, v3, t3)
+                    write_signs(signs, places[e] * sign_bytes + at_sign, f, p0)
+                    write_signs(signs, places[e + 1] * sign_bytes + at_sign, f, p1)
+                    write_signs(signs, places[e + 2] * sign_bytes + at_sign, f, p2)
+                    write_signs(signs, places[e + 3] * sign_bytes + at_sign, f, p3)
+            _add_four(scores, e, part > 0, s0, s1, s2, s3)
             if grad is not None:
-                g = load(grad, own + f, zero, m)
-                t0, t1, t2, t3 = fma(g, v0, t0), fma(g, v1, t1), fma(g, v2, t2), fma(g, v3, t3)
-                write_signs(signs, places[e] * sign_bytes + at_sign, f, p0)
-                write_signs(signs, places[e + 1] * sign_bytes + at_sign, f, p1)
-                write_signs(signs, places[e + 2] * sign_bytes + at_sign, f, p2)
-                write_signs(signs, places[e + 3] * sign_bytes + at_sign, f, p3)
-        store(scores, e, hsum4(s0, s1, s2, s3), None)
-        if grad is not None:
-            store(dots, e, hsum4(t0, t1, t2, t3), None)
+                _add_four(dots, e, part > 0, t0, t1, t2, t3)
 
 
 @device
-def _add_dots(s, at, left, right, starts, n, size, masked):
-    """Adds to s[e] the dot products of left[at:] with right[starts[e]:]."""
+def _dots(s, add_to, at, left, right, starts, n, size, masked):
+    """Writes to s[e], or adds, the dot products of left[at:] with right[starts[e]:]."""
     zero = zeros(left, 32)
     for e in range(0, n, 4):
         i0, i1, i2, i3 = starts[e], starts[e + 1], starts[e + 2], starts[e + 3]
-        s0, s1, s2, s3 = zero, zero, zero, zero
-        for f in range(0, size, lanes(zero)):
-            m = mask_of(zero, size - f, masked)
-            q = load(left, at + f, zero, m)
-            s0 = fma(q, load(right, i0 + f, zero, m), s0)
-            s1 = fma(q, load(right, i1 + f, zero, m), s1)
-            s2 = fma(q, load(right, i2 + f, zero, m), s2)
-            s3 = fma(q, load(right, i3 + f, zero, m), s3)
-        total = hsum4(s0, s1, s2, s3)
-        store(s, e, add(load(s, e, total, None), total), None)
+        for part in range(0, size, PART * lanes(zero)):
+            s0, s1, s2, s3 = zero, zero, zero, zero
+            for f in range(part, min(size, part + PART * lanes(zero)), lanes(zero)):
+                m = mask_of(zero, size - f, masked)
+                q = load(left, at + f, zero, m)
+                s0 = fma(q, load(right, i0 + f, zero, m), s0)
+                s1 = fma(q, load(right, i1 + f, zero, m), s1)
+                s2 = fma(q, load(right, i2 + f, zero, m), s2)
+                s3 = fma(q, load(right, i3 + f, zero, m), s3)
+            _add_four(s, e, add_to or part > 0, s0, s1, s2, s3)
 
 
 @device
@@ -187,13 +200,11 @@ def dot_products(s, h, n, row, batch, left, right, edge_left, attr, shape):
     sources, starts, rows_at = batch
     masked, channels, width, dim, heads = shape
     base = h * channels
-    padded = (n + 3) // 4 * 4
-    for q in range(padded):
-        s[q] = 0
+    for q in range((n + 3) // 4 * 4):
         rows_at[q] = sources[q] * width + base
-    _add_dots(s, row * width + base, left, right, rows_at, n, channels, masked)
+    _dots(s, False, row * width + base, left, right, rows_at, n, channels, masked)
     if edge_left is not None:
-        _add_dots(s, (row * heads + h) * dim, edge_left, attr, starts, n, dim, 0)
+        _dots(s, True, (row * heads + h) * dim, edge_left, attr, starts, n, dim, 0)
 
 
 @device

@@ -8,7 +8,7 @@
 over the edges k from source j, with the weight after dropout and the gradient s of the score.
 
 Shapes    grad, query [N, H*C]  x_l, out, out_key [S, H*C]  att [H*C]  terms [E + L, 2, H]
-          signs [E + L, H * ceil(C / 8)] bytes  att_parts [P, H*C]  partial [2, T, H*C]
+          signs [E + L, H * ceil(C / 8)] bytes  att_parts float64 [P, H*C]  partial [2, T, H*C]
           perm holds the position of each edge in the rows by target; loops are at E and after
 Mapping   features in blocks of up to 128 bytes that stay in registers over all edges of a row
 Traffic   gathers E rows of grad (transformer: and of query), terms and signs; x_l and out once
@@ -123,7 +123,7 @@ def _finish(row, slot, out, out_g, at_g, width, factor, x_l, att, att_parts):
         for f in range(width):
             g = out_g[at_g + f]
             out[row * width + f] += att[f] * g
-            att_parts[slot * width + f] += x_l[row * width + f] * g
+            att_parts[slot * width + f] += float(x_l[row * width + f]) * g
 
 
 @Entry

@@ -15,7 +15,8 @@ caches, replaces them by what the pass over the sources needs: the weight after 
 
 Shapes    as attention_forward; delta [N, H]  terms [E + L, 2, H]
           signs [E + L, H * ceil(C / 8)] bytes: which hidden values are positive
-          att_parts [P, H*C]  lin_parts [P, D, H*C]: one slot per chunk of rows or group of tiles
+          att_parts, lin_sums float64 [P, H*C], [P, D, H*C]: a slot per chunk of rows or group of
+          tiles; lin_parts holds what is not yet added to lin_sums
 Mapping   phase 0: whole rows, and the first pass over tiles; 1: their delta; 2: their second
           pass; 3: merge
 Traffic   gathers E rows of key, and of value (gatv2: of x_l once), key twice where a row exceeds
@@ -67,6 +68,8 @@ from pyg_ioaware.engines.cpu.vec import (
     zeros_of,
 )
 from pyg_ioaware.ops.philox import keep_scale, threshold
+
+FLUSH = 64  # edges whose float32 sums are kept apart before they are added in float64
 
 # The tensors of a kernel after those of the structure; None those that it does not have.
 ARGUMENTS = (
@@ -288,8 +291,17 @@ def _finish(row, slot, grad_query, query, att, att_parts, width):
     if att is not None:
         for f in range(width):
             g = grad_query[row * width + f]
-            att_parts[slot * width + f] += query[row * width + f] * g
+            att_parts[slot * width + f] += float(query[row * width + f]) * g
             grad_query[row * width + f] = att[f] * g
+
+
+@device
+def _flush(slot, parts, sums, size):
+    """Moves a slot's recent sums to where they are kept in float64."""
+    if parts is not None:
+        for f in range(slot * size, (slot + 1) * size):
+            sums[f] += parts[f]
+            parts[f] = 0
 
 
 @Entry
@@ -300,7 +312,8 @@ def _entry(args):
     grad, grad_edge, grad_weights, query, key, value, att, stats, attr, lin = values[15:25]
     scaled, edge_query, reals, masked, rows, count, split, heads, channels, dim = values[25:35]
     num_loops, offset, back_offset, seed, limit, drop, chunks = values[35:42]
-    permuted, weighs, back = values[42:]
+    permuted, weighs, back = values[42:45]
+    lin_sums = values[45]
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
@@ -316,6 +329,7 @@ def _entry(args):
     sources = (key, value, att, attr, scaled, edge_query, grad_edge)
     item = take(args)
     while item >= 0:
+        recent = 0
         first, stop = item * count // items, (item + 1) * count // items  # tiles
         if phase == 0:
             first, stop = rows_of(item, items, rowptr, rows, tiles, count)
@@ -341,11 +355,19 @@ def _entry(args):
                 _merge(tile, count, tiles, delta, partial_delta, heads)
             if phase == 2 or tile < 0:
                 _second_pass(*span, at, slot, work, graph, shape, back, *to_both, *sums, *sources)
+                recent += end - begin
+                if recent >= FLUSH:
+                    _flush(slot, lin_parts, lin_sums, dim * width)
+                    recent = 0
             if phase == 3 and leads:
                 _merge(tile, count, tiles, grad_query, partial, width)
                 _merge(tile, count, tiles, grad_edge_query, partial_edge, heads * dim)
             if tile < 0 or (phase == 3 and leads):
                 _finish(row, slot, grad_query, query, att, att_parts, width)
+        if phase == 2:
+            _flush(chunks + item, lin_parts, lin_sums, dim * width)
+        elif phase == 0 and item >= count:
+            _flush(item - count, lin_parts, lin_sums, dim * width)
         item = take(args)
 
 
@@ -361,15 +383,16 @@ def _run(csr, tensors, factor, heads, dim, num_loops, offsets, dropout, seed, sl
     tensors["grad_weights"], weighs = present(tensors["grad_weights"], tensors["terms"])
     tensors["grad_attr"], back = present(tensors["grad_attr"], tensors["terms"])
     given = (rowptr, idx, perm, tiles, *(tensors.get(name) for name in ARGUMENTS))
+    lin_sums = dtype(tensors.get("lin_sums"))
     fields = (
         *(dtype(t) for t in given),
-        *(torch.float64, masked_field(channels, out.dtype), *(INTEGER,) * 16),
+        *(torch.float64, masked_field(channels, out.dtype), *(INTEGER,) * 16, lin_sums),
     )
     values = (
         *(address(t) for t in given),
         *(ctypes.addressof(reals), 0, rows, tiles.shape[0], split, heads, channels, dim),
         *(num_loops, *offsets, int(seed) if drop else 0, threshold(dropout), drop, chunks),
-        *(permuted, weighs, back),
+        *(permuted, weighs, back, address(tensors.get("lin_sums"))),
     )
     if rows and heads:
         count = tiles.shape[0]
@@ -384,6 +407,7 @@ def gatv2_target(
     signs,
     att_parts,
     lin_parts,
+    lin_sums,
     grad_attr,
     grad_loop,
     partial,
@@ -412,7 +436,8 @@ def gatv2_target(
         **{"grad": grad, "grad_weights": grad_weights, "grad_attr": grad_attr},
     }
     if attr is not None:
-        tensors |= {"attr": attr, "lin": lin, "lin_parts": lin_parts, "scaled": scaled}
+        tensors |= {"attr": attr, "lin": lin, "scaled": scaled}
+        tensors |= {"lin_parts": lin_parts, "lin_sums": lin_sums}
     dim = 0 if lin is None else lin.shape[0]
     offsets = loop_offset(attr, loop_attr), loop_offset(grad_attr, grad_loop)
     _run(csr, tensors, slope, heads, dim, num_loops, offsets, dropout, seed, att_parts.shape[0])
