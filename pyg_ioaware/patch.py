@@ -19,11 +19,13 @@ import torch_geometric.utils
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.index import ptr2index
-from torch_geometric.nn import ChebConv, GraphConv, MessagePassing
+from torch_geometric.nn import ChebConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_ioaware import messages
 from pyg_ioaware.forks import hold_over_fork
+from pyg_ioaware.nn.gatv2_conv import fuse_gatv2
+from pyg_ioaware.nn.transformer_conv import fuse_transformer
 from pyg_ioaware.rebind import rebind, share_overloads
 from pyg_ioaware.switch import FLAG, SWITCH, Flag, enabled, forced
 
@@ -167,8 +169,11 @@ def _make_segment(original: Function) -> Function:
 
 
 _utils = torch_geometric.utils
+_ATTENDS = "attends in one pass: scores, softmax and weighted sum"
 
 REGISTRY: tuple[Replacement, ...] = (
+    Replacement(GATv2Conv.forward, GATv2Conv, fuse_gatv2.wrap, _ATTENDS),
+    Replacement(TransformerConv.forward, TransformerConv, fuse_transformer.wrap, _ATTENDS),
     Replacement(
         MessagePassing._index_select_safe,
         MessagePassing,

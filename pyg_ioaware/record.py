@@ -112,7 +112,8 @@ class Record:
     def _of(self, layer: str) -> LayerCalls:
         seen = self._seen
         book = self.layers if seen is None else seen  # what is watched counts apart
-        return book.setdefault(layer, LayerCalls())
+        calls = book.get(layer)
+        return book.setdefault(layer, LayerCalls()) if calls is None else calls
 
 
 RECORD = Record()

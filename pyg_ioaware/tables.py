@@ -3,6 +3,7 @@
 from pyg_ioaware.patch import REGISTRY
 
 _MESSAGES = "every aggregation"
+_ATTENTION = "attention in one pass: scores, softmax and weighted sum"
 _VALUES = "the weighted sum of the values; the scores run on stock PyG"
 
 # What runs fused of each of PyG's layers. The layers that are not named form their messages on
@@ -18,16 +19,15 @@ LAYERS: dict[str, str] = {
         ),
         _MESSAGES,
     ),
-    **dict.fromkeys(
-        ("AGNNConv", "FAConv", "GATConv", "GATv2Conv", "SuperGATConv", "TransformerConv"), _VALUES
-    ),
+    **dict.fromkeys(("GATv2Conv", "TransformerConv"), _ATTENTION),
+    **dict.fromkeys(("AGNNConv", "FAConv", "GATConv", "SuperGATConv"), _VALUES),
 }
 
 
 def support_table() -> str:
     """Returns the support table as Markdown."""
     lines = ["| Layer | Runs fused |", "|---|---|"]
-    for what in (_MESSAGES, _VALUES):
+    for what in (_MESSAGES, _ATTENTION, _VALUES):
         names = ", ".join(f"`{name}`" for name, kind in sorted(LAYERS.items()) if kind == what)
         lines.append(f"| {names} | {what} |")
     lines.append(

@@ -292,6 +292,8 @@ OPTIONS: dict[str, Callable[[], torch.nn.Module]] = {
     "GAT": lambda: nn.GATConv(F, C, heads=2),
     "GAT-mean": lambda: nn.GATConv(F, C, heads=3, concat=False, add_self_loops=False),
     "GAT-one-head": lambda: nn.GATConv(F, C, dropout=0.5),
+    "GATv2": lambda: nn.GATv2Conv(F, C, heads=2),
+    "Transformer": lambda: nn.TransformerConv(F, C, heads=2),
 }
 WEIGHTED = ("GCN", "GraphConv", "TAG", "SG", "SSG", "APPNP", "LG", "Cheb", "GCN2", "GatedGraph")
 WEIGHTED += ("Simple", "MixHop", "WLContinuous")

@@ -1,9 +1,21 @@
 """The layers of the users' cases, patched and as IOAware classes."""
 
 from graphs import features
-from torch_geometric.nn import GCNConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric.nn import (
+    GATv2Conv,
+    GCNConv,
+    GraphConv,
+    MessagePassing,
+    SAGEConv,
+    TransformerConv,
+)
 
-from pyg_ioaware.nn import IOAwareGCNConv, IOAwareSAGEConv
+from pyg_ioaware.nn import (
+    IOAwareGATv2Conv,
+    IOAwareGCNConv,
+    IOAwareSAGEConv,
+    IOAwareTransformerConv,
+)
 from pyg_ioaware.testing import compare
 
 C = 16
@@ -28,12 +40,22 @@ LAYERS = {
     "SAGE_max": lambda c=C: SAGEConv(c, c, aggr="max"),
     "SAGE_min": lambda c=C: SAGEConv(c, c, aggr="min"),
     "Graph": lambda c=C: GraphConv(c, c),
+    "GATv2": lambda c=C: GATv2Conv(c, c),
+    "Transformer": lambda c=C: TransformerConv(c, c),
 }
 OWN = {
     "IOAwareGCN": (lambda c=C: GCNConv(c, c), lambda c=C: IOAwareGCNConv(c, c)),
     "IOAwareSAGE": (
         lambda c=C: SAGEConv(c, c, aggr="max"),
         lambda c=C: IOAwareSAGEConv(c, c, aggr="max"),
+    ),
+    "IOAwareGATv2": (
+        lambda c=C: GATv2Conv(c, c, add_self_loops=False),
+        lambda c=C: IOAwareGATv2Conv(c, c, add_self_loops=False),
+    ),
+    "IOAwareTransformer": (
+        lambda c=C: TransformerConv(c, c),
+        lambda c=C: IOAwareTransformerConv(c, c),
     ),
 }
 ALL = [*LAYERS, *OWN]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyg_ioaware.demo.data import Graph
     from pyg_ioaware.demo.worker import Result
 
-MODELS = {"gcn": "GCN", "sage": "SAGE-max"}
+MODELS = {"gcn": "GCN", "sage": "SAGE-max", "gatv2": "GATv2", "transformer": "Transformer"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--graph", metavar="FILE.npz", help="row, col, num_nodes; optional x, y")
     parser.add_argument("--root", metavar="FOLDER", help="where --dataset keeps its files")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    for name, default in (("epochs", 100), ("hidden", 64), ("layers", 2)):
-        parser.add_argument(f"--{name}", type=positive, default=default, help=f"default: {default}")
+    for name, default, note in (
+        ("epochs", 100, ""),
+        ("hidden", 64, "; shared by the 4 heads of an attention layer"),
+        ("layers", 2, ""),
+    ):
+        text = f"default: {default}{note}"
+        parser.add_argument(f"--{name}", type=positive, default=default, help=text)
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--threads", type=positive, help="default: torch's choice")
     parser.add_argument("--device", choices=["cpu"], default="cpu")
@@ -110,7 +115,7 @@ def _train_all(graph: Graph, args: argparse.Namespace) -> dict[str, tuple[Result
     from pyg_ioaware.demo.worker import Config
 
     columns = (
-        TextColumn("{task.description:<15}"),
+        TextColumn("{task.description:<17}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),

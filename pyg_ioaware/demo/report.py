@@ -17,7 +17,7 @@ FIRST_LOSS = 1e-4
 """Relative difference allowed before any update: rounding alone."""
 LATER_LOSS = 0.01
 """Difference allowed later, in units of the first loss: Adam amplifies rounding from step to step,
-and a maximum that is nearly a tie may fall to another neighbour."""
+and what is nearly a tie (of a maximum, of a LeakyReLU at zero) may fall to the other side."""
 
 STOCK, FUSED = "#b0b0b0", "#d1495b"
 

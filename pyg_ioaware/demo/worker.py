@@ -7,7 +7,7 @@ measures and stops. What it finds goes to stdout, one JSON object a line.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import json
 import statistics
 import sys
@@ -17,12 +17,14 @@ from dataclasses import asdict, dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv, TransformerConv
 
 from pyg_ioaware.demo import data, memory
 
 WARM_UP = 3
 """Epochs that the median leaves out: the first ones build, compile and fill caches."""
+HEADS = 4
+"""Attention heads of a layer."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,27 @@ class Result:
 
 
 class Net(torch.nn.Module):
-    """A stack of PyG's own GCNConv or SAGEConv(aggr="max") layers; nothing here is special."""
+    """A stack of PyG's own layers, used as anyone would; nothing here is special.
+
+    The heads of an attention layer share its width, rounded up to a multiple of their number; those
+    of the last layer are averaged. Attention weights are not dropped: a fused layer would drop
+    others than a stock one, and the losses could not be compared.
+    """
 
     def __init__(self, model: str, sizes: list[int], dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        options = {"sage": {"aggr": "max"}}.get(model, {})
-        layer = {"gcn": GCNConv, "sage": SAGEConv}[model]
-        self.convs = torch.nn.ModuleList(
-            layer(*size, **options) for size in itertools.pairwise(sizes)
-        )
+        layer, heads = {
+            "gcn": (GCNConv, 1),
+            "sage": (functools.partial(SAGEConv, aggr="max"), 1),
+            "gatv2": (functools.partial(GATv2Conv, heads=HEADS), HEADS),
+            "transformer": (functools.partial(TransformerConv, heads=HEADS), HEADS),
+        }[model]
+        per_head = [-(-size // heads) for size in sizes[1:-1]]
+        inputs = [sizes[0], *(heads * size for size in per_head)]
+        last = {"concat": False} if heads > 1 else {}
+        self.convs = torch.nn.ModuleList(map(layer, inputs, per_head))
+        self.convs.append(layer(inputs[-1], sizes[-1], **last))
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Scores of every node."""

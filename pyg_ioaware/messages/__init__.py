@@ -4,7 +4,7 @@ from pyg_ioaware.messages.elements import reduce_elements
 from pyg_ioaware.messages.lazy import LazyMessage, aggregate, gather
 from pyg_ioaware.messages.memo import is_handed_out, memoise
 from pyg_ioaware.messages.scatter import scatter, segment
-from pyg_ioaware.messages.sparse import matmul, spmm
+from pyg_ioaware.messages.sparse import matmul, matrix_parts, spmm, structure
 
 __all__ = [
     "LazyMessage",
@@ -12,9 +12,11 @@ __all__ = [
     "gather",
     "is_handed_out",
     "matmul",
+    "matrix_parts",
     "memoise",
     "reduce_elements",
     "scatter",
     "segment",
     "spmm",
+    "structure",
 ]

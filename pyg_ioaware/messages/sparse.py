@@ -95,15 +95,12 @@ def _reasons(adj_t: Any, x: Tensor, reduce: str) -> list[str]:
         found.append(f"features of {x.dim()} dimensions with a sparse adjacency")
     if x.device.type == "cpu" and x.dtype not in (torch.float32, torch.float64):
         found.append(f"a sparse adjacency with features of dtype '{x.dtype}'")
-    if isinstance(adj_t, SparseTensor):
-        value, device = adj_t.storage.value(), adj_t.device()
-        sizes: Any = adj_t.sizes()
-    elif _is_readable(adj_t):
-        value, device, sizes = adj_t.values(), adj_t.device, adj_t.shape
-        if adj_t.requires_grad:
-            found.append("a sparse tensor that requires a gradient")
-    else:
+    parts = matrix_parts(adj_t)
+    if parts is None:
         return [*found, f"adjacency of type or layout '{getattr(adj_t, 'layout', type(adj_t))}'"]
+    sizes, device, value = parts
+    if isinstance(adj_t, Tensor) and adj_t.requires_grad:
+        found.append("a sparse tensor that requires a gradient")
     if sizes[1] != x.size(0) or device != x.device:
         found.append("adjacency and features that do not fit")
     if value is not None and (value.dim() != 1 or value.dtype not in support.DTYPES):
@@ -113,9 +110,15 @@ def _reasons(adj_t: Any, x: Tensor, reduce: str) -> list[str]:
     return found
 
 
-def _is_readable(adj_t: Any) -> bool:
+def matrix_parts(adj_t: Any) -> tuple[tuple[int, int], torch.device, Tensor | None] | None:
+    """Returns sizes, device and values of a sparse adjacency; None if it is none we can read."""
+    if isinstance(adj_t, SparseTensor):
+        return (adj_t.size(0), adj_t.size(1)), adj_t.device(), adj_t.storage.value()
     if not isinstance(adj_t, Tensor) or adj_t.dim() != 2:
-        return False
+        return None
+    is_readable = adj_t.layout == torch.sparse_csr
     if adj_t.layout == torch.sparse_coo:
-        return adj_t.is_coalesced()
-    return adj_t.layout == torch.sparse_csr
+        is_readable = adj_t.is_coalesced()
+    if not is_readable:
+        return None
+    return (adj_t.size(0), adj_t.size(1)), adj_t.device, adj_t.values()

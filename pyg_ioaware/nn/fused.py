@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Optional
 
+import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import (
@@ -22,6 +23,7 @@ from torch_geometric.utils import scatter, segment, spmm
 from pyg_ioaware import messages
 from pyg_ioaware.messages import LazyMessage
 from pyg_ioaware.rebind import with_globals
+from pyg_ioaware.support import has_hooks
 from pyg_ioaware.switch import is_disabled
 
 # PyG reads the annotations of 'aggregate', and fails on 'int | None'.
@@ -83,7 +85,12 @@ class FusedMessages(MessagePassing):
         dim_size: OptInt = None,
     ) -> Tensor:
         """Aggregates as the stock layer does; see PyG's MessagePassing.aggregate."""
-        return _aggregate(self.aggr_module, inputs, index, ptr, dim_size, self.node_dim)
+        # Of the two branches, TorchScript compiles the first alone.
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            out: Tensor = self.aggr_module(inputs, index, ptr, dim_size, self.node_dim)
+        else:
+            out = _aggregate(self.aggr_module, inputs, index, ptr, dim_size, self.node_dim)
+        return out
 
 
 _reduce = bind_scatter(Aggregation.reduce)
@@ -105,9 +112,9 @@ def _aggregate(
     dim: int,
 ) -> Tensor:
     out: Tensor
-    if type(x) is LazyMessage and type(module) in _BASIC and not _has_hooks(module):
+    if type(x) is LazyMessage and type(module) in _BASIC and not has_hooks(module):
         out = _reduce(module, x, index, ptr, dim_size, dim, _BASIC[type(module)])
-    elif type(x) is LazyMessage and type(module) is MultiAggregation and not _has_hooks(module):
+    elif type(x) is LazyMessage and type(module) is MultiAggregation and not has_hooks(module):
         out = module.combine(_aggregate_list(module, x, index, ptr, dim_size, dim))
     else:
         out = module(x, index, ptr=ptr, dim_size=dim_size, dim=dim)
@@ -130,12 +137,3 @@ def _aggregate_list(
         if i not in outs:
             outs[i] = _aggregate(aggr, x, index, ptr, dim_size, dim)
     return [outs[i] for i in range(len(module.aggrs))]
-
-
-def _has_hooks(module: Aggregation) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )

@@ -8,7 +8,7 @@ import torch
 
 from pyg_ioaware import __main__ as command
 from pyg_ioaware.cli.errors import CommandError
-from pyg_ioaware.demo import data, memory, npz, report
+from pyg_ioaware.demo import MODELS, data, memory, npz, report
 from pyg_ioaware.demo.worker import Net, Result, loss_of, score_of
 
 GOOD = {
@@ -200,11 +200,27 @@ def test_multi_label_loss_and_score():
     assert torch.equal(loss_of(out, y), expected)
 
 
-def test_net_is_made_of_stock_layers():
-    net = Net("sage", [3, 5, 5, 2], 0.5)
-    assert [type(conv).__name__ for conv in net.convs] == ["SAGEConv"] * 3
-    assert {conv.aggr for conv in net.convs} == {"max"}
+@pytest.mark.parametrize(
+    ("model", "layer", "hidden"),
+    [
+        ("gcn", "GCNConv", 5),
+        ("sage", "SAGEConv", 5),
+        ("gatv2", "GATv2Conv", 8),
+        ("transformer", "TransformerConv", 8),
+    ],
+)
+def test_net_is_made_of_stock_layers(model, layer, hidden):
+    net = Net(model, [3, 5, 5, 2], 0.5)
+    assert [type(conv).__name__ for conv in net.convs] == [layer] * 3
+    assert [conv.in_channels for conv in net.convs] == [3, hidden, hidden]
+    assert {getattr(conv, "heads", 4) for conv in net.convs} == {4}
+    assert {getattr(conv, "dropout", 0) for conv in net.convs} == {0}
+    assert ({conv.aggr for conv in net.convs} == {"max"}) == (model == "sage")
     assert net(torch.randn(4, 3), torch.tensor([[0, 1], [1, 2]])).shape == (4, 2)
+
+
+def test_every_model_has_a_net():
+    assert all(Net(model, [3, 2], 0.5).convs for model in MODELS)
 
 
 def result(losses, **changes):
@@ -246,10 +262,11 @@ def test_demo_on_digits(tmp_path, capfd):
     pytest.importorskip("sklearn")
     picture = tmp_path / "demo.png"
     argv = ["demo", "--epochs", "12", "--hidden", "16", "--threads", "1", "--out", str(picture)]
-    assert command.main(argv) == 0
+    assert command.main([*argv, "--models", "sage", "gatv2"]) == 0
     out, err = capfd.readouterr()
     assert "digits (10 nearest neighbours): 1,797 nodes" in out
-    assert out.count("losses differ by at most") == 2
+    for model in ("SAGE-max", "GATv2"):
+        assert f"{model}: losses differ by at most" in out
     assert "Traceback" not in out + err
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -265,7 +282,8 @@ def test_demo_on_a_multi_label_file(path, tmp_path, capfd):
         "--graph",
         str(path),
         "--models",
-        "sage",
+        "gcn",
+        "transformer",
         "--epochs",
         "2",
         "--threads",

@@ -160,7 +160,7 @@ def test_values_of_a_torch_matrix_get_gradients(option: str) -> None:
 def test_one_graph_for_layers_of_all_options() -> None:
     # What is kept for one layer must not answer another that differs in an option alone.
     g = SQUARE["unsorted"]
-    kinds = ("GCN", "Cheb", "LG", "TAG", "ClusterGCN", "GAT")
+    kinds = ("GCN", "Cheb", "LG", "TAG", "ClusterGCN", "GAT", "GATv2", "Transformer")
     for option in [o for o in OPTIONS if o.split("-")[0] in kinds]:
         for flow in ("source_to_target", "target_to_source"):
             for dtype in (torch.float32, torch.float64):

@@ -17,7 +17,13 @@ from torch_geometric.explain import Explainer, GNNExplainer
 from torch_geometric.typing import OptTensor
 
 import pyg_ioaware
-from pyg_ioaware.nn import IOAwareGCNConv, IOAwareMaxAggregation, IOAwareSAGEConv
+from pyg_ioaware.nn import (
+    IOAwareGATv2Conv,
+    IOAwareGCNConv,
+    IOAwareMaxAggregation,
+    IOAwareSAGEConv,
+    IOAwareTransformerConv,
+)
 from pyg_ioaware.testing import compare
 
 pytestmark = pytest.mark.usefixtures("poison", "one_thread")
@@ -33,6 +39,10 @@ PAIRS: dict[str, tuple[type, type, dict[str, Any]]] = {
     "SAGE-max": (IOAwareSAGEConv, nn.SAGEConv, {"aggr": "max"}),
     "SAGE-list": (IOAwareSAGEConv, nn.SAGEConv, {"aggr": ["max", "mean", "sum", "std"]}),
     "SAGE-project": (IOAwareSAGEConv, nn.SAGEConv, {"project": True, "normalize": True}),
+    "GATv2": (IOAwareGATv2Conv, nn.GATv2Conv, {"heads": 2}),
+    "GATv2-no-loops": (IOAwareGATv2Conv, nn.GATv2Conv, {"add_self_loops": False}),
+    "Transformer": (IOAwareTransformerConv, nn.TransformerConv, {"heads": 2}),
+    "Transformer-beta": (IOAwareTransformerConv, nn.TransformerConv, {"beta": True}),
     "SAGE-lstm": (IOAwareSAGEConv, nn.SAGEConv, {"aggr": "lstm"}),
     "SAGE-softmax": (IOAwareSAGEConv, nn.SAGEConv, {"aggr": nn.SoftmaxAggregation(learn=True)}),
 }
@@ -72,7 +82,7 @@ def test_forms(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
-@pytest.mark.parametrize("name", ["GCN", "SAGE", "SAGE-max"])
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "SAGE-max", "GATv2", "Transformer"])
 def test_flows(name: str, flow: str) -> None:
     g = SQUARE["unsorted"]
     ours, stock = both(name)
@@ -92,14 +102,14 @@ def test_bipartite(aggr: str, graph: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", ["GCN", "SAGE", "SAGE-max"])
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "SAGE-max", "GATv2", "Transformer"])
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     g = SQUARE["unsorted"]
     ours, stock = (layer.to(dtype) for layer in both(name))
     compare(stock, features(g.num_src, F, dtype=dtype).requires_grad_(), g.edge_index, ours=ours)
 
 
-@pytest.mark.parametrize("name", ["GCN", "SAGE", "SAGE-max", "SAGE-list"])
+@pytest.mark.parametrize("name", ["GCN", "SAGE", "SAGE-max", "SAGE-list", "GATv2", "Transformer"])
 def test_it_is_fused_and_nothing_of_pyg_is_replaced(name: str) -> None:
     g = SQUARE["unsorted"]
     ours, stock = both(name)
@@ -138,7 +148,7 @@ def _saved(layer: Any) -> Any:
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, _pickled, _saved])
 @pytest.mark.parametrize("used", [False, True])
-@pytest.mark.parametrize("name", ["GCN", "GCN-cached", "SAGE-max", "SAGE-list"])
+@pytest.mark.parametrize("name", ["GCN", "GCN-cached", "SAGE-max", "SAGE-list", "GATv2"])
 def test_copies(name: str, used: bool, duplicate: Callable[[Any], Any]) -> None:
     g = SQUARE["unsorted"]
     ours, stock = both(name)
@@ -171,7 +181,7 @@ def test_explainers_see_every_edge(name: str) -> None:
     torch.testing.assert_close(masks[0], masks[1])
 
 
-@pytest.mark.parametrize("name", ["GCN", "SAGE-max"])
+@pytest.mark.parametrize("name", ["GCN", "SAGE-max", "GATv2", "Transformer"])
 def test_message_hooks_fire(name: str) -> None:
     g = SQUARE["unsorted"]
     seen = []

@@ -11,9 +11,11 @@ from torch_geometric.nn import (
     ChebConv,
     EdgeConv,
     GATConv,
+    GATv2Conv,
     GCNConv,
     GraphSAGE,
     SAGEConv,
+    TransformerConv,
 )
 
 import pyg_ioaware
@@ -25,6 +27,8 @@ LAYERS = {
     "SAGE_max": lambda: SAGEConv(C, C, aggr="max"),
     "GAT": lambda: GATConv(C, C, heads=2),
     "Cheb": lambda: ChebConv(C, C, 2),
+    "GATv2": lambda: GATv2Conv(C, C, heads=2),
+    "Transformer": lambda: TransformerConv(C, C, heads=2),
 }
 
 
@@ -50,7 +54,7 @@ def plain(value):
 
 
 @pytest.mark.parametrize("hook", [*HOOKS, *MODULE_HOOKS])
-@pytest.mark.parametrize("layer", ["GCN", "SAGE_max", "GAT", "Cheb"])
+@pytest.mark.parametrize("layer", list(LAYERS))
 def test_hooks_see_the_same(layer, hook):
     conv, seen = LAYERS[layer](), []
     handle = getattr(conv, hook)(lambda module, *args: seen.append(plain(args)))

@@ -17,6 +17,7 @@ from torch_geometric.nn import (
     ChebConv,
     EdgeConv,
     GATConv,
+    GATv2Conv,
     GCNConv,
     GINConv,
     GraphSAGE,
@@ -24,6 +25,7 @@ from torch_geometric.nn import (
     LightGCN,
     MessagePassing,
     SAGEConv,
+    TransformerConv,
     to_hetero,
     to_hetero_with_bases,
 )
@@ -44,6 +46,8 @@ LAYERS = {
     "Cheb": lambda: ChebConv(C, C, 2),
     "GIN": lambda: GINConv(nn.Linear(C, C)),
     "GAT": lambda: GATConv(C, C, heads=2),
+    "GATv2": lambda: GATv2Conv(C, C, heads=2),
+    "Transformer": lambda: TransformerConv(C, C, heads=2),
 }
 
 

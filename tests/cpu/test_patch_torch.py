@@ -15,11 +15,13 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import (
     ChebConv,
     GATConv,
+    GATv2Conv,
     GCNConv,
     GINConv,
     GraphConv,
     SAGEConv,
     TAGConv,
+    TransformerConv,
 )
 
 import pyg_ioaware
@@ -40,8 +42,10 @@ LAYERS = {
     "TAG": lambda: TAGConv(C, C),
     "Cheb": lambda: ChebConv(C, C, 2),
     "GAT": lambda: GATConv(C, C, heads=2),
+    "GATv2": lambda: GATv2Conv(C, C, heads=2),
+    "Transformer": lambda: TransformerConv(C, C, heads=2),
 }
-VMAPPED = ["GCN", "SAGE_max", "Graph", "GIN", "TAG"]
+VMAPPED = ["GCN", "SAGE_max", "Graph", "GIN", "TAG", "GATv2", "Transformer"]
 SCRIPTABLE = ["GCN", "SAGE_max", "Graph", "TAG", "Cheb"]
 
 
