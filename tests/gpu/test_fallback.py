@@ -5,7 +5,16 @@ import sys
 
 import pytest
 import torch
-from torch_geometric.nn import ChebConv, GATConv, GCNConv, GINConv, MaxAggregation, SAGEConv
+from torch_geometric.nn import (
+    ChebConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    MaxAggregation,
+    SAGEConv,
+    TransformerConv,
+)
 
 import pyg_ioaware
 
@@ -21,6 +30,8 @@ LAYERS = {
     "SAGE-list": lambda: SAGEConv(16, 8, aggr=["max", "mean", "std"]),
     "GIN": lambda: GINConv(torch.nn.Linear(16, 8)),
     "GAT": lambda: GATConv(16, 4, heads=2),
+    "GATv2": lambda: GATv2Conv(16, 4, heads=2),
+    "Transformer": lambda: TransformerConv(16, 4, heads=2),
     "Cheb": lambda: ChebConv(16, 8, K=2),
 }
 
