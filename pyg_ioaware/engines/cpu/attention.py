@@ -32,7 +32,8 @@ from pyg_ioaware.engines.cpu.vec import (
     zeros,
 )
 
-BATCH = 16
+BATCH = 64  # edges; their rows of 128 numbers just fit the first-level cache
+LANES = 16  # scores taken at once
 NO_LOOP = -1
 PART = 8  # blocks of a dot product that are summed in one go; longer sums would round more
 
@@ -66,13 +67,10 @@ def fill(sources, places, k, end, row, skip, loop, idx):
 
 
 @device
-def prefetch_batch(table, k, last, width, idx):
-    """Asks for the rows of the batch that begins at k."""
-    line = zeros(table, 64)
-    for q in range(k, min(k + BATCH, last + 1)):
-        at = idx[q] * width
-        for f in range(0, width, lanes(line)):
-            prefetch(table, at + f, line)
+def look_ahead(ahead, n, k, last, width, idx):
+    """Writes where the rows of the edges after a batch of n start, of which k is the first."""
+    for q in range((n + 3) // 4 * 4):
+        ahead[q] = idx[min(k + q, last)] * width if last >= 0 else 0
 
 
 @device
@@ -118,6 +116,14 @@ def read_signs(signs, at, f, like):
 
 
 @device
+def _prefetch_four(table, ahead, e, base, f, zero):
+    """Asks for what four rows ahead hold where this block does, once for each cache line."""
+    if f % (2 * lanes(zero)) == 0:
+        for q in range(e, e + 4):
+            prefetch(table, ahead[q] + base + f, zero)
+
+
+@device
 def _add_four(to, e, add_to, a, b, c, d):
     """Writes to to[e : e + 4], or adds, the sums over the lanes of four Vecs."""
     total = hsum4(a, b, c, d)
@@ -132,7 +138,7 @@ def mlp_scores(scores, dots, signs, h, n, row, batch, att, x_l, x_r, grad, attr,
 
     With ``grad``, also the dot products of its row with those of x_l, and the signs.
     """
-    sources, places, starts = batch
+    sources, places, starts, ahead = batch
     masked, slope, channels, width, dim, sign_bytes = shape
     zero = zeros(x_l, 32)
     steep = splat(zero, slope)
@@ -147,6 +153,7 @@ def mlp_scores(scores, dots, signs, h, n, row, batch, att, x_l, x_r, grad, attr,
             t0, t1, t2, t3 = zero, zero, zero, zero
             for f in range(part, min(channels, part + PART * lanes(zero)), lanes(zero)):
                 m = mask_of(zero, channels - f, masked)
+                _prefetch_four(x_l, ahead, e, base, f, zero)
                 r, a = load(x_r, own + f, zero, m), load(att, base + f, zero, m)
                 v0, v1 = load(x_l, i0 + f, zero, m), load(x_l, i1 + f, zero, m)
                 v2, v3 = load(x_l, i2 + f, zero, m), load(x_l, i3 + f, zero, m)
@@ -177,7 +184,7 @@ def mlp_scores(scores, dots, signs, h, n, row, batch, att, x_l, x_r, grad, attr,
 
 
 @device
-def _dots(s, add_to, at, left, right, starts, n, size, masked):
+def _dots(s, add_to, at, left, right, starts, ahead, base, n, size, masked):
     """Writes to s[e], or adds, the dot products of left[at:] with right[starts[e]:]."""
     zero = zeros(left, 32)
     for e in range(0, n, 4):
@@ -186,6 +193,8 @@ def _dots(s, add_to, at, left, right, starts, n, size, masked):
             s0, s1, s2, s3 = zero, zero, zero, zero
             for f in range(part, min(size, part + PART * lanes(zero)), lanes(zero)):
                 m = mask_of(zero, size - f, masked)
+                if ahead is not None:
+                    _prefetch_four(right, ahead, e, base, f, zero)
                 q = load(left, at + f, zero, m)
                 s0 = fma(q, load(right, i0 + f, zero, m), s0)
                 s1 = fma(q, load(right, i1 + f, zero, m), s1)
@@ -197,14 +206,16 @@ def _dots(s, add_to, at, left, right, starts, n, size, masked):
 @device
 def dot_products(s, h, n, row, batch, left, right, edge_left, attr, shape):
     """Writes left . right for each edge of a batch and one head, edge features included."""
-    sources, starts, rows_at = batch
+    sources, starts, rows_at, ahead = batch
     masked, channels, width, dim, heads = shape
     base = h * channels
     for q in range((n + 3) // 4 * 4):
         rows_at[q] = sources[q] * width + base
-    _dots(s, False, row * width + base, left, right, rows_at, n, channels, masked)
+    own = row * width + base
+    _dots(s, False, own, left, right, rows_at, ahead, base, n, channels, masked)
     if edge_left is not None:
-        _dots(s, True, (row * heads + h) * dim, edge_left, attr, starts, n, dim, 0)
+        own = (row * heads + h) * dim
+        _dots(s, True, own, edge_left, attr, starts, None, 0, n, dim, 0)
 
 
 @device

@@ -19,6 +19,7 @@ import torch
 
 from pyg_ioaware.engines.cpu.attention import (
     BATCH,
+    LANES,
     NO_LOOP,
     add_weighted,
     clear,
@@ -26,17 +27,19 @@ from pyg_ioaware.engines.cpu.attention import (
     draw,
     fill,
     locate,
+    look_ahead,
     loop_offset,
     masked_field,
     mlp_scores,
     numbers,
-    prefetch_batch,
     present,
 )
 from pyg_ioaware.engines.cpu.exp import exp
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
+    add,
+    better,
     first_lane,
     hmax,
     hsum,
@@ -70,22 +73,31 @@ def _softmax_step(scores, n, stats, at, heads, first, last):
     Returns the factor of the sums so far. In the last batch of a row that is also its first, the
     terms are divided by their sum already.
     """
-    zero = zeros_of(scores, BATCH)
-    s = select(tail(zero, n), load(scores, 0, zero, None), splat(zero, -INF))
-    top, total, factor = hmax(s), 0.0, 0.0
+    zero = zeros_of(scores, LANES)
+    low = splat(zero, -INF)
+    best = low
+    for q in range(0, n, LANES):
+        s = select(tail(zero, n - q), load(scores, q, zero, None), low)
+        best = select(better(s, best, None), s, best)
+    top, total, factor = hmax(best), 0.0, 0.0
     if not first:
         before = stats[at]
         top = before if before > top else top
-        shift = top if top > -INF else 0.0
-        factor = first_lane(exp(splat(zero, before - shift)))
+        one = zeros_of(scores, 4)
+        factor = first_lane(exp(splat(one, before - (top if top > -INF else 0.0))))
         total = stats[at + heads] * factor
-    shift = top if top > -INF else 0.0
-    p = exp(sub(s, splat(zero, shift)))
-    total += hsum(p)
+    shift = splat(zero, top if top > -INF else 0.0)
+    terms = zero
+    for q in range(0, n, LANES):
+        s = select(tail(zero, n - q), load(scores, q, zero, None), low)
+        p = exp(sub(s, shift))
+        terms = add(terms, p)
+        store(scores, q, p, None)
+    total += hsum(terms)
     if first and last:
         total = _inverse(top, total)
-        p = mul(p, splat(zero, total))
-    store(scores, 0, p, None)
+        for q in range(0, n, LANES):
+            store(scores, q, mul(load(scores, q, zero, None), splat(zero, total)), None)
     stats[at] = top
     stats[at + heads] = total
     return factor
@@ -122,7 +134,7 @@ def _row(
     shape,
 ):
     """Attends from one row, or tile, to its edges; the results of a tile are left undivided."""
-    scores, drops, sources, places, starts, rows_at = work
+    scores, drops, sources, places, starts, rows_at, ahead = work
     idx, permuted, perm, edges, last_edge, skip, offset = graph
     masked, channels, width, heads, dim, factor, drop, seed, limit, keep = shape
     k, stop, first = begin, end + (loop != NO_LOOP), True
@@ -130,20 +142,20 @@ def _row(
         n, k = fill(sources, places, k, end, row, skip, loop, idx)
         if n == 0:
             continue
-        prefetch_batch(key, k, last_edge, width, idx)
-        if value is not None:
-            prefetch_batch(value, k, last_edge, width, idx)
+        look_ahead(ahead, n, k, last_edge, width, idx)
         if attr is not None:
             locate(starts, places, n, row, edges, permuted, perm, offset, dim)
         single = first and k >= stop and whole
         for h in range(heads):
             if att is not None:
-                batch, form = (sources, places, starts), (masked, factor, channels, width, dim, 0)
+                batch = (sources, places, starts, ahead)
+                form = (masked, factor, channels, width, dim, 0)
                 mlp_scores(
                     scores, None, None, h, n, row, batch, att, key, query, None, attr, lin, form
                 )
             if value is not None:
-                batch, form = (sources, starts, rows_at), (masked, channels, width, dim, heads)
+                batch = (sources, starts, rows_at, ahead)
+                form = (masked, channels, width, dim, heads)
                 dot_products(scores, h, n, row, batch, query, key, edge_query, attr, form)
                 for q in range(n):
                     scores[q] *= factor
@@ -257,12 +269,8 @@ def _entry(args):
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
-        scratch(out, 16),
-        scratch(out, 64),
-        scratch(tiles, 16),
-        scratch(tiles, 16),
-        scratch(tiles, 16),
-        scratch(tiles, 16),
+        *(scratch(out, 64), scratch(out, 256), scratch(tiles, 64), scratch(tiles, 64)),
+        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
     )
     graph = (idx, permuted, perm, edges, edges - 1, num_loops >= 0, offset)
     shape = (masked, channels, width, heads, dim, factor, drop, seed, limit, keep)

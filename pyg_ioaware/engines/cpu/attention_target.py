@@ -31,6 +31,7 @@ import torch
 
 from pyg_ioaware.engines.cpu.attention import (
     BATCH,
+    LANES,
     NO_LOOP,
     add_weighted,
     clear,
@@ -38,11 +39,11 @@ from pyg_ioaware.engines.cpu.attention import (
     draw,
     fill,
     locate,
+    look_ahead,
     loop_offset,
     masked_field,
     mlp_scores,
     numbers,
-    prefetch_batch,
     present,
 )
 from pyg_ioaware.engines.cpu.attention_slopes import (
@@ -56,6 +57,7 @@ from pyg_ioaware.engines.cpu.exp import exp
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
+    add,
     hsum,
     load,
     mul,
@@ -83,7 +85,7 @@ ARGUMENTS = (
 @device
 def _first_pass(row, begin, end, loop, delta, at, work, graph, shape, weighs, *tables):
     """Writes weight and t of each edge, and the sum of their products to delta[at * H:]."""
-    _, _, drops, sources, places, starts, _, _ = work
+    _, _, drops, sources, places, starts, _, _, ahead = work
     idx, permuted, perm, edges, last_edge, skip, offset, _ = graph
     _, _, width, heads, dim, _, drop, seed, limit, keep = shape
     for h in range(heads):
@@ -93,7 +95,7 @@ def _first_pass(row, begin, end, loop, delta, at, work, graph, shape, weighs, *t
         n, k = fill(sources, places, k, end, row, skip, loop, idx)
         if n == 0:
             continue
-        _prefetch(k, last_edge, width, idx, *tables)
+        look_ahead(ahead, n, k, last_edge, width, idx)
         if dim:
             locate(starts, places, n, row, edges, permuted, perm, offset, dim)
         for h in range(heads):
@@ -101,13 +103,6 @@ def _first_pass(row, begin, end, loop, delta, at, work, graph, shape, weighs, *t
                 draw(drops, places, n, h // 4, seed, limit, keep)
             _score(row, h, n, work, shape, *tables)
             _weigh(row, h, n, delta, at, work, shape, weighs, *tables)
-
-
-@device
-def _prefetch(k, last_edge, width, idx, query, key, value, *others):
-    prefetch_batch(key, k, last_edge, width, idx)
-    if value is not None:
-        prefetch_batch(value, k, last_edge, width, idx)
 
 
 @device
@@ -132,14 +127,14 @@ def _score(
     signs,
 ):
     """Writes score and <grad, value> of each edge of a batch for one head."""
-    scores, dots, _, sources, places, starts, rows_at, _ = work
+    scores, dots, _, sources, places, starts, rows_at, _, ahead = work
     masked, channels, width, heads, dim, factor, _, _, _, _ = shape
     if att is not None:
-        batch = (sources, places, starts)
+        batch = (sources, places, starts, ahead)
         form = (masked, factor, channels, width, dim, heads * ((channels + 7) // 8))
         mlp_scores(scores, dots, signs, h, n, row, batch, att, key, query, grad, attr, lin, form)
     if value is not None:
-        batch, form = (sources, starts, rows_at), (masked, channels, width, dim, heads)
+        batch, form = (sources, starts, rows_at, ahead), (masked, channels, width, dim, heads)
         dot_products(scores, h, n, row, batch, query, key, edge_query, attr, form)
         dot_products(dots, h, n, row, batch, grad, value, grad_edge, attr, form)
         for q in range(n):
@@ -171,9 +166,9 @@ def _weigh(
     signs,
 ):
     """Writes weight and t of each edge of a batch for one head."""
-    scores, dots, drops, _, places, _, _, _ = work
+    scores, dots, drops, _, places, _, _, _, _ = work
     heads, drop = shape[3], shape[6]
-    zero = zeros_of(scores, BATCH)
+    zero = zeros_of(scores, LANES)
     before = value is not None  # whether weights are handed out before dropout
     if weighs and not before:
         for q in range(n):
@@ -184,13 +179,15 @@ def _weigh(
     if weighs and before:
         for q in range(n):
             dots[q] += grad_weights[places[q] * heads + h]
-    inside = tail(zero, n)
     top, inverse = stats[row * 2 * heads + h], stats[row * 2 * heads + heads + h]
-    s = sub(load(scores, 0, zero, None), splat(zero, top))
-    a = mul(exp(select(inside, s, zero)), splat(zero, inverse))
-    products = select(inside, mul(a, load(dots, 0, zero, None)), zero)
-    delta[at * heads + h] += hsum(products)
-    store(scores, 0, a, None)
+    total = zero
+    for q in range(0, n, LANES):
+        inside = tail(zero, n - q)
+        s = sub(load(scores, q, zero, None), splat(zero, top))
+        a = mul(exp(select(inside, s, zero)), splat(zero, inverse))
+        total = add(total, select(inside, mul(a, load(dots, q, zero, None)), zero))
+        store(scores, q, a, None)
+    delta[at * heads + h] += hsum(total)
     for q in range(n):
         # The sign tells the second pass that the weight was dropped.
         dropped = drop and drops[h % 4 * BATCH + q] == 0
@@ -227,7 +224,7 @@ def _second_pass(
     grad_edge,
 ):
     """Writes the sums of a row, or tile, for the gradients of query and edge query."""
-    slopes, kept, blocks, sources, places, starts, rows_at, back_at = work
+    slopes, kept, blocks, sources, places, starts, rows_at, back_at, _ = work
     idx, permuted, perm, edges, _, skip, offset, back_offset = graph
     masked, channels, width, heads, dim, factor, drop, _, _, keep = shape
     k, stop, first = begin, end + (loop != NO_LOOP), True
@@ -317,9 +314,9 @@ def _entry(args):
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
-        *(scratch(grad_query, 16), scratch(grad_query, 16), scratch(grad_query, 64)),
-        *(scratch(tiles, 16), scratch(tiles, 16), scratch(tiles, 16)),
-        *(scratch(tiles, 16), scratch(tiles, 16)),
+        *(scratch(grad_query, 64), scratch(grad_query, 64), scratch(grad_query, 256)),
+        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
+        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
     )
     graph = (idx, permuted, perm, edges, edges - 1, num_loops >= 0, offset, back_offset)
     shape = (masked, channels, width, heads, dim, reals[0], drop, seed, limit, reals[1])
