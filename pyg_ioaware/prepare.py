@@ -22,6 +22,7 @@ def prepare(
     *,
     flow: str = "source_to_target",
     compile: bool = True,
+    attention: bool = False,
 ) -> None:
     r"""Builds the structure of a graph, for both directions, and compiles the kernels.
 
@@ -38,6 +39,9 @@ def prepare(
             (default: :obj:`"source_to_target"`)
         compile (bool, optional): If set, compiles the kernels for float32.
             (default: :obj:`True`)
+        attention (bool, optional): If set, also compiles those of GATv2Conv and TransformerConv,
+            which take some seconds each: without edge features, for a number of channels per head
+            that is a multiple of eight. (default: :obj:`False`)
 
     Raises:
         ValueError: If the graph is of another form, the size is missing, or an index is out of
@@ -50,8 +54,11 @@ def prepare(
             f"{size}); check 'edge_index' or give the right 'size'"
         )
     _ = adj.by_source
+    device = adj.by_target.rowptr.device
     if compile:
-        compile_kernels(adj.by_target.rowptr.device)
+        compile_kernels(device)
+    if attention:
+        compile_attention(device)
 
 
 def compile_kernels(device: torch.device | str, dtype: torch.dtype = torch.float32) -> None:
@@ -72,6 +79,24 @@ def compile_kernels(device: torch.device | str, dtype: torch.dtype = torch.float
             torch.stack(outs).sum().backward()
             with torch.no_grad():
                 ops.reduce(x, adj, weight)
+
+
+def compile_attention(
+    device: torch.device | str, dtype: torch.dtype = torch.float32, channels: int = 8
+) -> None:
+    r"""Compiles the kernels of attention without edge features, by running them on a tiny graph.
+
+    Args:
+        device (torch.device or str): The device.
+        dtype (torch.dtype, optional): The dtype of the features. (default: float32)
+        channels (int, optional): The channels per head. (default: :obj:`8`)
+    """
+    ends = torch.tensor([0, 1, 1], device=device)
+    adj = Adjacency.from_pair(ends, ends, 2, 2)
+    assert adj is not None
+    x = torch.ones(2, 1, channels, device=device, dtype=dtype, requires_grad=True)
+    out = ops.gatv2(x, x, x[0], adj)[0] + ops.transformer(x, x, x, adj)[0]
+    out.sum().backward()
 
 
 def stats(reset: bool = False) -> dict[str, Any]:

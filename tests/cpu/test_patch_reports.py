@@ -7,7 +7,14 @@ import pytest
 import torch
 from patching import EDGES, C, N, Net, Odd, X, assert_stock, functions, fused_calls
 from torch import nn
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv, SumAggregation
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    SAGEConv,
+    SumAggregation,
+    TransformerConv,
+)
 
 import pyg_ioaware
 
@@ -188,3 +195,17 @@ def test_aggregation_changed_after_construction():
         expected = conv(X, EDGES)
     pyg_ioaware.patch()
     torch.testing.assert_close(conv(X, EDGES), expected)
+
+
+@pytest.mark.parametrize("make", [GATv2Conv, TransformerConv])
+def test_prepared_attention_compiles_nothing_more(make):
+    from pyg_ioaware.engines.cpu import attention_forward, attention_source, attention_target
+
+    pyg_ioaware.prepare(EDGES, N, compile=False, attention=True)
+    entries = [m._entry for m in (attention_forward, attention_target, attention_source)]
+    before = [set(entry._compiled) for entry in entries]
+    conv = make(C, 16, heads=2)
+    with pyg_ioaware.patched():
+        conv(X, EDGES).sum().backward()
+    assert [set(entry._compiled) for entry in entries] == before
+    assert all(before)
