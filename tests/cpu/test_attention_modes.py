@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch_geometric
 from attention import LAYERS, OWN, C, D, F, attr, check, pair, x
 from graphs import BIPARTITE, SQUARE, features
 from torch import Tensor
@@ -288,6 +289,12 @@ def test_gat_model() -> None:
     check(model, x(G), E, edge_attr=attr(G))
 
 
+# PyG 2.6 traces by a name that newer versions of PyTorch no longer have.
+@pytest.mark.skipif(
+    torch_geometric.__version__.startswith("2.6")
+    and not hasattr(torch.fx._symbolic_trace, "Union"),
+    reason="this PyG cannot trace with this PyTorch",
+)
 @ALL
 def test_hetero_model(name: str) -> None:
     g = BIPARTITE["wide"]
