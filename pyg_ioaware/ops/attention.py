@@ -182,8 +182,10 @@ def through(
         needs (sequence): Which of them need a gradient.
         grads (sequence): The gradients of the outputs; :obj:`None` where there is none.
     """
-    # Aliases, so that an input that is also an ancestor of another gets only its own gradient.
-    with torch.enable_grad():
+    # Aliases, so that an input that is also an ancestor of another gets only its own gradient; in
+    # the dtypes of the inputs, whatever the mode in which the gradient is taken.
+    given = next(t for t in inputs if t is not None)
+    with torch.enable_grad(), torch.autocast(given.device.type, enabled=False):
         aliases = [None if t is None else t.view_as(t) for t in inputs]
         outputs = reference(*aliases)
         wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]

@@ -341,6 +341,20 @@ def test_gradient_of_shared_inputs_is_the_same_when_recorded(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_gradient_recorded_under_autocast(op: str) -> None:
+    # The products of the size of nodes are PyTorch's own, and follow the mode.
+    g, case = GRAPHS["unsorted"], Case(edge_dim=3 if op == "gatv2" else 0)
+    given = operands(op, g, case)
+    out, _ = by_ops(op, g, case)(*given)
+    plain = torch.autograd.grad(out.square().sum(), given, retain_graph=True)
+    loss = out.square().sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        recorded = torch.autograd.grad(loss, given, create_graph=True)
+    for a, b in zip(recorded, plain, strict=True):
+        torch.testing.assert_close(a.detach(), b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_batched_gradients(op: str) -> None:
     g, case = GRAPHS["unsorted"], Case(edge_dim=3)
     given = operands(op, g, case, torch.float64)
