@@ -1,14 +1,14 @@
 """What the attention operations share: options, checks, and the order of weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyg_ioaware import philox
 from pyg_ioaware.graph.csr import Adjacency
-from pyg_ioaware.ops import philox
 
 
 class EdgeFeatures(NamedTuple):
@@ -78,11 +78,9 @@ class Attention:
         if perm is None:
             return used
         inner = used[: used.numel() - max(self.num_loops, 0)]
-        given = torch.empty_like(inner)
         rank = torch.full((self.adj.num_edges,), -1, device=perm.device)
         rank[perm[inner].long()] = inner
-        given = rank[rank >= 0]
-        return torch.cat([given, used[inner.numel() :]])
+        return torch.cat([rank[rank >= 0], used[inner.numel() :]])
 
     def mask(self, dtype: torch.dtype) -> Tensor | None:
         """Returns the factor of the weight at each position, or None without dropout."""
@@ -166,40 +164,3 @@ def edge_operands(
         return None, None, None
     loop_attr = None if edges.loop_attr is None else edges.loop_attr.to(dtype)
     return edges.attr.to(dtype), loop_attr, edges.weight.to(dtype)
-
-
-def through(
-    reference: Callable[..., Any],
-    inputs: Sequence[Tensor | None],
-    needs: Sequence[bool],
-    grads: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    r"""Returns the gradients of a reference, recorded if gradients are being recorded.
-
-    Args:
-        reference (callable): Maps the inputs to a tuple of outputs.
-        inputs (sequence): The inputs.
-        needs (sequence): Which of them need a gradient.
-        grads (sequence): The gradients of the outputs; :obj:`None` where there is none.
-    """
-    # Aliases, so that an input that is also an ancestor of another gets only its own gradient; in
-    # the dtypes of the inputs, whatever the mode in which the gradient is taken.
-    given = next(t for t in inputs if t is not None)
-    with torch.enable_grad(), torch.autocast(given.device.type, enabled=False):
-        aliases = [None if t is None else t.view_as(t) for t in inputs]
-        outputs = reference(*aliases)
-        wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
-        found = iter(
-            torch.autograd.grad(
-                [o for o, _ in pairs],
-                wanted,
-                [g for _, g in pairs],
-                create_graph=torch.is_grad_enabled(),
-                allow_unused=True,
-            )
-        )
-    return [
-        next(found) if need and t is not None else None
-        for t, need in zip(inputs, needs, strict=True)
-    ]

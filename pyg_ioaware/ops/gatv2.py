@@ -18,6 +18,7 @@ from pyg_ioaware.ops.library import (
     launch,
     primitive,
     rows,
+    through,
 )
 
 _EDGE_ARGS = "Tensor? attr, Tensor? loop_attr, Tensor? lin"
@@ -311,7 +312,7 @@ class GATv2(Function):
             return (None,) * 7
         if torch.is_grad_enabled() or is_batched(grad, grad_weights):
             formed = partial(reference.gatv2, options)
-            found = attention.through(formed, inputs, needs[:6], (grad, grad_weights))
+            found = through(formed, inputs, needs[:6], (grad, grad_weights))
             return *found, None
         x_l, x_r, att, attr, loop_attr, lin = inputs
         grad = torch.zeros_like(x_r) if grad is None else grad

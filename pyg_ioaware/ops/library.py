@@ -1,7 +1,7 @@
 """The dispatcher's view of the primitives, and what all of them share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -104,3 +104,40 @@ def is_batched(*tensors: Tensor | None) -> bool:
     return any(
         t is not None and torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
     )
+
+
+def through(
+    reference: Callable[..., Any],
+    inputs: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    grads: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    r"""Returns the gradients of a reference, recorded if gradients are being recorded.
+
+    Args:
+        reference (callable): Maps the inputs to a tuple of outputs.
+        inputs (sequence): The inputs.
+        needs (sequence): Which of them need a gradient.
+        grads (sequence): The gradients of the outputs; :obj:`None` where there is none.
+    """
+    # Aliases, so that an input that is also an ancestor of another gets only its own gradient; in
+    # the dtypes of the inputs, whatever the mode in which the gradient is taken.
+    given, recorded = next(t for t in inputs if t is not None), torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast(given.device.type, enabled=False):
+        aliases = [None if t is None else t.view_as(t) for t in inputs]
+        outputs = reference(*aliases)
+        wanted = [t for t, need in zip(aliases, needs, strict=True) if need and t is not None]
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None]
+        found = iter(
+            torch.autograd.grad(
+                [o for o, _ in pairs],
+                wanted,
+                [g for _, g in pairs],
+                create_graph=recorded,
+                allow_unused=True,
+            )
+        )
+    return [
+        next(found) if need and t is not None else None
+        for t, need in zip(inputs, needs, strict=True)
+    ]

@@ -18,6 +18,7 @@ from pyg_ioaware.ops.library import (
     per_head,
     primitive,
     rows,
+    through,
 )
 
 TIES = ("even", "first", "exact")
@@ -172,7 +173,12 @@ class Reduce(Function):
         x, weight, arg, tied = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled() or is_batched(grad):
-            return *_recorded(ctx, x, weight, grad, needs), None, None, None
+
+            def formed(x: Tensor, weight: Tensor | None) -> tuple[Tensor]:
+                return (reference.reduce(x, weight, ctx.adj, ctx.is_max, ctx.ties),)
+
+            found_x, found_weight = through(formed, (x, weight), needs, (grad,))
+            return found_x, found_weight, None, None, None
         csr, ties = ctx.adj.by_target, TIES.index(ctx.ties)
         grad_x = grad_weight = None
         if needs[0]:
@@ -180,20 +186,6 @@ class Reduce(Function):
         if needs[1]:
             grad_weight = _reduce_backward_weight(grad, arg, tied, x, *csr, weight, ties)
         return grad_x, grad_weight, None, None, None
-
-
-def _recorded(
-    ctx: Any, x: Tensor, weight: Tensor | None, grad: Tensor, needs: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    # Aliases, so that an input that is also an ancestor of another gets only its own gradient.
-    with torch.enable_grad():
-        alias = x.view_as(x)
-        alias_weight = None if weight is None else weight.view_as(weight)
-        out = reference.reduce(alias, alias_weight, ctx.adj, ctx.is_max, ctx.ties)
-        pairs = zip((alias, alias_weight), needs, strict=True)
-        inputs = [t for t, need in pairs if need and t is not None]
-        found = iter(torch.autograd.grad(out, inputs, grad, create_graph=torch.is_grad_enabled()))
-    return (next(found) if needs[0] else None), (next(found) if needs[1] else None)
 
 
 def reduce(

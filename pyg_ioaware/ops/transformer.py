@@ -19,6 +19,7 @@ from pyg_ioaware.ops.library import (
     launch,
     primitive,
     rows,
+    through,
 )
 
 _EDGE_ARGS = "Tensor? attr, Tensor? edge_query"
@@ -265,7 +266,7 @@ class Transformer(Function):
             return (None,) * 6
         if torch.is_grad_enabled() or is_batched(*grads):
             formed = partial(reference.transformer, options)
-            return *attention.through(formed, inputs, needs[:5], grads), None
+            return *through(formed, inputs, needs[:5], grads), None
         query, key, value, attr, edge_query = inputs
         grad = torch.zeros_like(query) if grad is None else grad
         if edge_query is not None and grad_edge is None:

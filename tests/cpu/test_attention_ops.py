@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric.nn import GATv2Conv, TransformerConv
 
-from pyg_ioaware import ops
-from pyg_ioaware.ops import attention, philox, reference
+from pyg_ioaware import ops, philox
+from pyg_ioaware.ops import attention, reference
 from pyg_ioaware.ops.attention import Attention, EdgeFeatures
 from pyg_ioaware.testing import compare
 

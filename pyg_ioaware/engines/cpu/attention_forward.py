@@ -53,7 +53,7 @@ from pyg_ioaware.engines.cpu.vec import (
     tail,
     zeros_of,
 )
-from pyg_ioaware.ops.philox import keep_scale, threshold
+from pyg_ioaware.philox import keep_scale, threshold
 
 INF = float("inf")
 

@@ -69,7 +69,7 @@ from pyg_ioaware.engines.cpu.vec import (
     tail,
     zeros_of,
 )
-from pyg_ioaware.ops.philox import keep_scale, threshold
+from pyg_ioaware.philox import keep_scale, threshold
 
 FLUSH = 64  # edges whose float32 sums are kept apart before they are added in float64
 
