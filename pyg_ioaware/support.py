@@ -108,8 +108,12 @@ def operand_reasons(*operands: Tensor) -> list[str]:
     found: list[str] = []
     for x in operands:
         found += [why for why in tensor_reasons(x) if why not in found]
-    if any(x.device != operands[0].device for x in operands):
+    device = operands[0].device
+    if any(x.device != device for x in operands):
         found.append("features on several devices")
+    engine = engines.of(device)
+    if engine is not None and not engine.attends:
+        found.append(f"no kernels of attention for device '{device}' in this version")
     return found + forward_ad_reasons(*operands)
 
 
@@ -226,7 +230,7 @@ def tensor_reasons(x: Tensor) -> list[str]:
     if x.dim() not in (2, 3):
         found.append(f"features of {x.dim()} dimensions")
     if engines.of(x.device) is None:
-        found.append(f"no engine for device '{x.device}'")
+        found.append(engines.why_none(x.device))
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_torch_sparse_tensor
 
@@ -198,6 +199,9 @@ class _Twin:
         self._copies: dict[int, Tensor] = {}
         if isinstance(fn, torch.nn.Module):
             module = copy.deepcopy(fn)
+            device = next((t.device for t in tree_leaves(given) if isinstance(t, Tensor)), None)
+            if device is not None:  # not all of PyG's layers heed the default device
+                module = module.to(device)
             self.fn = module if dtype is None else module.to(dtype)
             self.leaves |= {n: p for n, p in module.named_parameters() if p.requires_grad}
         self.args, self.kwargs = self._copy(given, "input")
@@ -261,7 +265,7 @@ def _gradients(
     found: dict[str, list[Tensor]] = {}
     for draw in range(draws):
         # Such that every dtype gets the same numbers: three bits are exact in all of them.
-        directions = [torch.randint(-4, 5, t.shape, generator=generator).to(t) for t in roots]
+        directions = [_direction(t, generator) for t in roots]
         gradients = torch.autograd.grad(
             roots, list(leaves.values()), directions, draw < draws - 1, allow_unused=True
         )
@@ -269,6 +273,10 @@ def _gradients(
             if gradient is not None:
                 found.setdefault(name, []).append(_dense(gradient))
     return {name: torch.stack(gradients) for name, gradients in found.items()}
+
+
+def _direction(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randint(-4, 5, like.shape, generator=generator, device="cpu").to(like)
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

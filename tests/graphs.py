@@ -1,5 +1,6 @@
 """Hostile graphs, the forms of an adjacency, and Hypothesis strategies for both."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,12 @@ from pyg_ioaware.graph.csr import Adjacency
 
 # More edges than any engine gives to one worker, so that the row is split and merged.
 HUB_DEGREE = 2100
+
+# TEST_DEVICE=cuda runs the tests of tests/cpu on a GPU: everything is made there.
+DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
+ON_CPU = DEVICE.type == "cpu"
+if not ON_CPU:
+    torch.set_default_device(DEVICE)
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,14 @@ def _edges(*pairs: tuple[int, int]) -> Tensor:
 
 def random_edges(num_src: int, num_dst: int, num_edges: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    ends = [torch.randint(n, (num_edges,), generator=generator) for n in (num_src, num_dst)]
-    return torch.stack(ends)
+    options: dict[str, Any] = {"generator": generator, "device": "cpu"}
+    ends = [torch.randint(n, (num_edges,), **options) for n in (num_src, num_dst)]
+    return torch.stack(ends).to(DEVICE)
+
+
+def shuffled(n: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(n, generator=generator, device="cpu").to(DEVICE)
 
 
 def by_target(edge_index: Tensor) -> Tensor:
@@ -63,7 +76,7 @@ def _hub() -> Tensor:
     towards = torch.stack([others, torch.full_like(others, 3)])
     away = torch.stack([torch.full_like(others, 5), others])
     edges = torch.cat([towards, away, random_edges(HUB_DEGREE, HUB_DEGREE, 300)], dim=1)
-    return edges[:, torch.randperm(edges.size(1), generator=torch.Generator().manual_seed(7))]
+    return edges[:, shuffled(edges.size(1), seed=7)]
 
 
 def _strided() -> Tensor:
@@ -167,5 +180,5 @@ def graphs(draw: st.DrawFn, square: bool = True, max_nodes: int = 9, max_edges: 
 
 
 def features(n: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, *shape, generator=generator, dtype=torch.float64).to(dtype)
+    options: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "device": "cpu"}
+    return torch.randn(n, *shape, dtype=torch.float64, **options).to(DEVICE, dtype)

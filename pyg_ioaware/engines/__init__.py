@@ -13,35 +13,52 @@ class Engine(Protocol):
     """Runs named kernels on the tensors of one kind of device."""
 
     native_dtypes: frozenset[torch.dtype]
-    split: int  # rows with more edges are split into tiles of at most so many
+    split: int  # rows with more edges are split into tiles of about so many
+    attends: bool  # whether it has the kernels of attention
+    gathers: bool  # whether it takes gradients of sources from the rows by source only
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
         """Run ``kernel`` on the structure ``csr``, writing to the output arguments."""
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """New memory on the engine's device, its values not set."""
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """New memory on a device, its values not set."""
 
     def sort_by_key(self, key: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""
 
 
-_engines: dict[str, Engine | None] = {}
+# By device: GPUs of one machine may differ. A text says why there is none.
+_engines: dict[torch.device, Engine | str] = {}
 
 
 def of(device: torch.device) -> Engine | None:
     """The engine for tensors on ``device``, or None."""
-    kind = device.type
-    if kind not in _engines:
-        _engines[kind] = _load(kind)
-    return _engines[kind]
+    found = _engines.get(device)
+    if found is None:
+        found = _engines[device] = _load(device)
+        if isinstance(found, str) and device.type in ("cpu", "cuda"):
+            logger.warning("%s; PyG runs as it is", found)
+    return None if isinstance(found, str) else found
 
 
-def _load(kind: str) -> Engine | None:
-    if kind == "cpu":
+def why_none(device: torch.device) -> str:
+    """Why there is no engine for ``device``."""
+    of(device)
+    return str(_engines[device])
+
+
+def _load(device: torch.device) -> Engine | str:
+    if device.type == "cpu":
         if importlib.util.find_spec("numba") is None:
-            logger.warning("the CPU engine needs numba ('pip install numba'); PyG runs as it is")
-            return None
+            return "the CPU engine needs numba ('pip install numba')"
         from pyg_ioaware.engines.cpu import engine
 
         return engine
-    return None
+    if device.type == "cuda":
+        from pyg_ioaware.engines import cuda
+
+        missing = cuda.missing(device)
+        return cuda.engine if missing is None else missing
+    return f"no engine for device '{device}'"

@@ -3,27 +3,33 @@
 import torch
 from torch import Tensor
 
+MOST_TILES = 2048  # of one row; those of a longer row are longer
+
 
 def split_rows(rowptr: Tensor, split: int) -> Tensor:
-    r"""Cuts every row with more than :obj:`split` edges into tiles of at most :obj:`split` edges.
+    r"""Cuts every row with more than :obj:`split` edges into tiles of about :obj:`split` edges.
 
     Args:
         rowptr (torch.Tensor): Row pointers of shape :obj:`[N + 1]`.
-        split (int): The largest number of edges that one tile holds.
+        split (int): The largest number of edges that one tile holds; a multiple of it in rows of
+            more than :obj:`MOST_TILES` such tiles.
 
     Returns:
-        torch.Tensor: Rows :obj:`(row, begin, end, part)` of shape :obj:`[T, 4]`, where
-        :obj:`part` is the number of the tile. The tiles of a row are consecutive and in order,
-        so that merging them in order gives the same result on every run.
+        torch.Tensor: Rows :obj:`(row, begin, end, parts)` of shape :obj:`[T, 4]`, where
+        :obj:`parts` is the number of tiles of the row on its first tile, and zero on the others.
+        The tiles of a row are consecutive and in order, so that merging them in order gives the
+        same result on every run.
     """
     degree = rowptr.diff()
-    rows = (degree > split).nonzero().view(-1)
-    if rows.numel() == 0:
+    if degree.numel() == 0 or int(degree.max()) <= split:
         return torch.empty((0, 4), dtype=torch.long, device=rowptr.device)
-    parts = (degree[rows].long() + split - 1) // split
-    row = rows.repeat_interleave(parts)
-    part = torch.arange(row.numel(), device=rowptr.device)
-    first = (parts.cumsum(0) - parts).repeat_interleave(parts)
-    begin = rowptr[row].long() + (part - first) * split
-    end = torch.minimum(begin + split, rowptr[row + 1].long())
-    return torch.stack([row, begin, end, part], dim=1)
+    degree = degree.long()
+    size = split * ((degree + split * MOST_TILES - 1) // (split * MOST_TILES)).clamp(min=1)
+    parts = torch.where(degree > split, (degree + size - 1) // size, 0)
+    total = int(parts.sum())
+    rows = torch.arange(degree.numel(), device=rowptr.device)
+    row = rows.repeat_interleave(parts, output_size=total)
+    part = torch.arange(total, device=rowptr.device) - (parts.cumsum(0) - parts)[row]
+    begin = rowptr[row].long() + part * size[row]
+    end = torch.minimum(begin + size[row], rowptr[row + 1].long())
+    return torch.stack([row, begin, end, torch.where(part == 0, parts[row], 0)], dim=1)

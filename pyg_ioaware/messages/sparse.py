@@ -91,6 +91,8 @@ def _reasons(adj_t: Any, x: Tensor, reduce: str) -> list[str]:
     found = support.mode_reasons(x) + support.tensor_reasons(x)
     if reduce not in ("sum", "mean", "min", "max"):
         return [*found, f"reduction '{reduce}'"]
+    if isinstance(adj_t, Tensor) and x.is_cuda and reduce in ("min", "max"):
+        return [*found, f"reduction '{reduce}' of a sparse tensor on a GPU, which stock rejects"]
     if x.dim() != 2:
         found.append(f"features of {x.dim()} dimensions with a sparse adjacency")
     if x.device.type == "cpu" and x.dtype not in (torch.float32, torch.float64):

@@ -16,25 +16,30 @@ LIBRARY = torch.library.Library("pyg_ioaware", "DEF")
 CSR_ARGS = "Tensor rowptr, Tensor idx, Tensor? perm, Tensor tiles, int split"
 
 
-def primitive(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    r"""Registers a function as the kernel of a primitive for every device that has an engine.
+def primitive(
+    schema: str, fake: Callable[..., Any], devices: Sequence[str] = ("CPU", "CUDA")
+) -> Callable[[Callable[..., Any]], Any]:
+    r"""Registers a function as the kernel of a primitive.
 
     Args:
         schema (str): The primitive's schema; it may only write tensors that it returns.
         fake (callable): The same function on tensors without data.
+        devices (sequence, optional): The devices whose engines have its kernels.
+            (default: all of them)
     """
     name = schema.split("(", 1)[0]
 
     def register(fn: Callable[..., Any]) -> Any:
         LIBRARY.define(schema)
-        LIBRARY.impl(name, fn, "CPU")
+        for device in devices:
+            LIBRARY.impl(name, fn, device)
         torch.library.register_fake(f"pyg_ioaware::{name}", fake, lib=LIBRARY)
         return getattr(torch.ops.pyg_ioaware, name).default
 
     return register
 
 
-def launch(kernel: str, csr: CSR, *args: Tensor | float | None) -> None:
+def launch(kernel: str, csr: CSR, *args: CSR | Tensor | float | None) -> None:
     """Runs a kernel on the engine of the structure's device."""
     engine = engines.of(csr.rowptr.device)
     if engine is None:
@@ -48,7 +53,7 @@ def allocate(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Ten
     dtype = like.dtype if dtype is None else dtype
     if engine is None:
         return like.new_empty(shape, dtype=dtype)
-    return engine.empty(shape, dtype)
+    return engine.empty(shape, dtype, like.device)
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -57,6 +62,17 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     if engine is not None and dtype in engine.native_dtypes:
         return dtype
     return torch.float32
+
+
+def gathers(device: torch.device) -> bool:
+    """Tells whether the engine takes gradients of sources from the rows by source only."""
+    engine = engines.of(device)
+    return engine is not None and engine.gathers
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which kernels sum numbers of this dtype."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def check(x: Tensor, num_rows: int, weight: Tensor | None, num_edges: int, name: str) -> None:

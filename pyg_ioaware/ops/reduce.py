@@ -13,11 +13,13 @@ from pyg_ioaware.ops.library import (
     allocate,
     check,
     compute_dtype,
+    gathers,
     is_batched,
     launch,
     per_head,
     primitive,
     rows,
+    sum_dtype,
     through,
 )
 
@@ -61,7 +63,8 @@ def _reduce(
     csr = CSR(rowptr, idx, perm, tiles, split)
     num_rows, width = rowptr.size(0) - 1, x.size(1)
     kept = num_rows if with_arg else 0
-    out, partial = allocate(x, num_rows, width), allocate(x, tiles.size(0), width)
+    out = allocate(x, num_rows, width)
+    partial = allocate(x, tiles.size(0), width, dtype=sum_dtype(x.dtype))
     arg = allocate(x, kept, width, dtype=torch.int32)
     tied = allocate(x, kept, dtype=torch.uint8)
     partial_arg = arg.new_empty(partial.shape)
@@ -91,6 +94,7 @@ def _fake_backward(
     f"reduce_backward(Tensor grad, Tensor arg, Tensor tied, Tensor x, {CSR_ARGS},"
     " Tensor? weight, int ties) -> Tensor",
     _fake_backward,
+    ["CPU"],
 )
 def _reduce_backward(
     grad: Tensor,
@@ -132,6 +136,7 @@ def _fake_backward_weight(
     f"reduce_backward_weight(Tensor grad, Tensor arg, Tensor tied, Tensor x, {CSR_ARGS},"
     " Tensor weight, int ties) -> Tensor",
     _fake_backward_weight,
+    ["CPU"],
 )
 def _reduce_backward_weight(
     grad: Tensor,
@@ -152,6 +157,74 @@ def _reduce_backward_weight(
     args = (grad.contiguous(), arg, tied, x, weight, ties)
     launch("reduce_backward_weight", csr, grad_weight, *args)
     return grad_weight
+
+
+def _fake_gather(
+    grad: Tensor,
+    arg: Tensor,
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    source_rowptr: Tensor | None,
+    source_idx: Tensor | None,
+    source_perm: Tensor | None,
+    source_tiles: Tensor | None,
+    source_split: int,
+    weight: Tensor | None,
+    ties: int,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    shape = (0 if source_rowptr is None else x.size(0), x.size(1))
+    shape_weight = (0, 1) if weight is None or not needs_weight else weight.shape
+    return x.new_empty(shape), x.new_empty(shape_weight, dtype=sum_dtype(x.dtype))
+
+
+@primitive(
+    f"reduce_gather(Tensor grad, Tensor arg, Tensor x, {CSR_ARGS}, Tensor? source_rowptr,"
+    " Tensor? source_idx, Tensor? source_perm, Tensor? source_tiles, int source_split,"
+    " Tensor? weight, int ties, bool needs_weight) -> (Tensor, Tensor)",
+    _fake_gather,
+    ["CUDA"],
+)
+def _reduce_gather(
+    grad: Tensor,
+    arg: Tensor,
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    source_rowptr: Tensor | None,
+    source_idx: Tensor | None,
+    source_perm: Tensor | None,
+    source_tiles: Tensor | None,
+    source_split: int,
+    weight: Tensor | None,
+    ties: int,
+    needs_weight: bool,
+) -> tuple[Tensor, Tensor]:
+    csr, by_source = CSR(rowptr, idx, perm, tiles, split), None
+    num_parts, width = 0, x.size(1)
+    if source_rowptr is not None and source_idx is not None and source_tiles is not None:
+        by_source = CSR(source_rowptr, source_idx, source_perm, source_tiles, source_split)
+        num_parts = source_tiles.size(0)
+    grad_x = allocate(x, 0 if by_source is None else x.size(0), width)
+    sums = sum_dtype(x.dtype)
+    partial = allocate(x, num_parts, width, dtype=sums)
+    shape = (0, 1) if weight is None or not needs_weight else weight.shape
+    grad_weight = torch.zeros(shape, dtype=sums, device=x.device)
+    weight = None if weight is None else weight.contiguous()
+    written = (
+        None if by_source is None else grad_x,
+        grad_weight if needs_weight else None,
+    )
+    read = (partial, grad.contiguous(), arg, x.contiguous(), weight, ties)
+    launch("reduce_gather", csr, by_source, *written, *read)
+    return grad_x, grad_weight
 
 
 class Reduce(Function):
@@ -181,6 +254,16 @@ class Reduce(Function):
             return found_x, found_weight, None, None, None
         csr, ties = ctx.adj.by_target, TIES.index(ctx.ties)
         grad_x = grad_weight = None
+        if gathers(x.device):
+            by_source = ctx.adj.by_source_in_place if needs[0] else (None, None, None, None, 0)
+            grad_x, grad_weight = _reduce_gather(
+                grad, arg, x, *csr, *by_source, weight, ties, needs[1]
+            )
+            return (
+                *(grad_x if needs[0] else None,),
+                *(grad_weight.to(weight.dtype) if needs[1] else None,),
+                *(None, None, None),
+            )
         if needs[0]:
             grad_x = _reduce_backward(grad, arg, tied, x, *csr, weight, ties)
         if needs[1]:

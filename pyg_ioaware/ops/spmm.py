@@ -18,6 +18,7 @@ from pyg_ioaware.ops.library import (
     per_head,
     primitive,
     rows,
+    sum_dtype,
 )
 
 
@@ -48,7 +49,7 @@ def _spmm(
     mean: bool,
 ) -> Tensor:
     out = allocate(x, rowptr.size(0) - 1, x.size(1))
-    partial = allocate(x, tiles.size(0), x.size(1))
+    partial = allocate(x, tiles.size(0), x.size(1), dtype=sum_dtype(x.dtype))
     if weight is not None:
         weight = weight.contiguous()
     csr = CSR(rowptr, idx, perm, tiles, split)

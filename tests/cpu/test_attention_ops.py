@@ -150,8 +150,8 @@ def test_rounds_no_more_than_plain_pytorch(op: str, case: str) -> None:
     runs = by_ops(op, g, options), by_reference(op, g, options)
     errors = torch.zeros(2, 8, dtype=torch.float64)
     for seed in range(4):
-        generator = torch.Generator().manual_seed(seed)
-        drawn = [torch.randn(t.shape, generator=generator) for t in operands(op, g, options)]
+        given = operands(op, g, options)
+        drawn = [features(*t.shape, seed=10 * seed + i) for i, t in enumerate(given)]
         exact = _results(runs[1], [t.double() for t in drawn], seed)
         for place, run in enumerate(runs):
             for i, (got, best) in enumerate(zip(_results(run, drawn, seed), exact, strict=True)):
@@ -165,7 +165,7 @@ def _results(run: Callable[..., Results], given: list[Tensor], seed: int) -> lis
     given = [t.detach().requires_grad_() for t in given]
     torch.manual_seed(seed)
     out, _ = run(*given)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed))
+    direction = features(*out.shape, seed=seed)
     return [out.detach(), *torch.autograd.grad(out, given, direction.to(out.dtype))]
 
 

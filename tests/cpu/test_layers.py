@@ -21,7 +21,7 @@ from convs import (
     node_inputs,
     takes_weight,
 )
-from graphs import BIPARTITE, FORMS, GRAPHS, SQUARE, Graph, features, graphs
+from graphs import BIPARTITE, DEVICE, FORMS, GRAPHS, ON_CPU, SQUARE, Graph, features, graphs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -67,7 +67,7 @@ ALL = [
 @pytest.mark.parametrize("name", ALL)
 def test_how_each_layer_runs(name: str) -> None:
     row = CONVS[name]
-    conv, inputs = row.make(), row.inputs(SQUARE["unsorted"])
+    conv, inputs = row.make().to(DEVICE), row.inputs(SQUARE["unsorted"])
     assert fused(compare(conv, **inputs, steps=2)) == row.fuses
     explanation = pyg_ioaware.explain(conv, **inputs)
     assert explanation.fused == (row.fuses == WHOLE)
@@ -241,11 +241,13 @@ def test_bipartite_without_target_features(name: str, graph: str) -> None:
     g = BIPARTITE[graph]
     x = (features(g.num_src, F).requires_grad_(), None)
     compare(PAIRS[name](), x, g.edge_index, size=(g.num_src, g.num_dst))
-    compare(PAIRS[name](), x, g.edge_index)
+    if ON_CPU or g.num_dst <= g.num_src:
+        compare(PAIRS[name](), x, g.edge_index)
 
 
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 @pytest.mark.parametrize("size", [None, (17, 5), (5, 17), (17, None), (18, 5)])
+@pytest.mark.skipif(not ON_CPU, reason="an index out of range ends a process that uses CUDA")
 def test_sizes(size: Any, flow: str) -> None:
     g = BIPARTITE["wide"] if flow == "source_to_target" else BIPARTITE["wide"].transposed
     x = features(17, F).requires_grad_(), features(5, C, seed=1).requires_grad_()

@@ -28,6 +28,8 @@ class CPUEngine:
 
     native_dtypes = frozenset({torch.float32, torch.float64})
     split = 512  # edges beyond which a row is split into tiles
+    attends = True
+    gathers = False
 
     def __init__(self) -> None:
         self._kernels: dict[str, Callable[..., None]] = {}
@@ -40,7 +42,9 @@ class CPUEngine:
             found = self._kernels[kernel] = getattr(module, kernel)
         found(csr, *args)
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
         """Returns new memory for a result."""
         return memory.empty(shape, dtype)
 

@@ -1,0 +1,81 @@
+// The better of two numbers, NaN being better than all; two at once where the type allows it.
+#pragma once
+#include "scalar.cuh"
+
+// Whether numbers are compared as they are stored, two at once.
+#if SCALAR >= 2 && VEC % 2 == 0 && !WEIGHTED && \
+    (defined(PORTABLE) || __CUDA_ARCH__ >= (SCALAR == 2 ? 800 : 900))
+#define PAIRS 1
+#else
+#define PAIRS 0
+#endif
+
+DEVICE acc_t best_of(acc_t v, acc_t best) {
+#if SCALAR != 1 && !defined(PORTABLE) && __CUDA_ARCH__ >= 800
+  float out;
+#if MINIMUM
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(v), "f"(best));
+#else
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(v), "f"(best));
+#endif
+  return out;
+#else
+  return (MINIMUM ? v < best : v > best) || v != v ? v : best;
+#endif
+}
+
+#if PAIRS
+// Masks of 16 ones where v is better than, or as good as, best: false where either is NaN.
+#if SCALAR == 2
+#define PAIR "f16x2"
+#else
+#define PAIR "bf16x2"
+#endif
+#if MINIMUM
+#define BETTER "lt"
+#define AS_GOOD "le"
+#define BEST "min"
+#else
+#define BETTER "gt"
+#define AS_GOOD "ge"
+#define BEST "max"
+#endif
+
+#ifndef PORTABLE
+DEVICE unsigned better_pair(unsigned v, unsigned best) {
+  unsigned mask;
+  asm("set." BETTER ".u32." PAIR " %0, %1, %2;" : "=r"(mask) : "r"(v), "r"(best));
+  return mask;
+}
+DEVICE unsigned as_good_pair(unsigned v, unsigned best) {
+  unsigned mask;
+  asm("set." AS_GOOD ".u32." PAIR " %0, %1, %2;" : "=r"(mask) : "r"(v), "r"(best));
+  return mask;
+}
+DEVICE unsigned best_pair(unsigned v, unsigned best) {
+  unsigned out;
+  asm(BEST ".NaN." PAIR " %0, %1, %2;" : "=r"(out) : "r"(v), "r"(best));
+  return out;
+}
+#else
+template <class Take>
+DEVICE unsigned each_half(unsigned v, unsigned best, Take take) {
+  return take(v & 0xffff, best & 0xffff) | (unsigned)take(v >> 16, best >> 16) << 16;
+}
+DEVICE unsigned better_pair(unsigned v, unsigned best) {
+  return each_half(v, best, [](scalar_t a, scalar_t b) {
+    return (unsigned)(MINIMUM ? widen(a) < widen(b) : widen(a) > widen(b)) * 0xffffu;
+  });
+}
+DEVICE unsigned as_good_pair(unsigned v, unsigned best) {
+  return each_half(v, best, [](scalar_t a, scalar_t b) {
+    return (unsigned)(MINIMUM ? widen(a) <= widen(b) : widen(a) >= widen(b)) * 0xffffu;
+  });
+}
+DEVICE unsigned best_pair(unsigned v, unsigned best) {
+  return each_half(v, best, [](scalar_t a, scalar_t b) {
+    return (unsigned)narrow(best_of(widen(a), widen(b)));
+  });
+}
+#endif
+#endif

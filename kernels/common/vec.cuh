@@ -1,0 +1,49 @@
+// VEC numbers in one access of 2 to 16 bytes: the widest that rows and pointers are aligned to.
+#pragma once
+#include "scalar.cuh"
+
+template <int BYTES> struct Bits;
+template <> struct Bits<2> { typedef unsigned short type; };
+template <> struct Bits<4> { typedef unsigned type; };
+template <> struct Bits<8> { typedef uint2 type; };
+template <> struct Bits<16> { typedef uint4 type; };
+
+typedef Bits<VEC * sizeof(scalar_t)>::type bits_t;
+
+// What one access brings, not yet widened: a batch of loads is issued before the first use.
+struct Packed {
+  bits_t bits;
+};
+
+DEVICE Packed load_packed(const scalar_t* at) { return {__ldg((const bits_t*)at)}; }
+DEVICE Packed zero_packed() { return {}; }
+
+DEVICE void unpack(const Packed& packed, acc_t (&to)[VEC]) {
+  scalar_t values[VEC];
+  memcpy(values, &packed.bits, sizeof(values));
+#pragma unroll
+  for (int v = 0; v < VEC; v++) to[v] = widen(values[v]);
+}
+
+DEVICE void load(const scalar_t* at, acc_t (&to)[VEC]) { unpack(load_packed(at), to); }
+
+DEVICE void store(scalar_t* at, const acc_t (&from)[VEC]) {
+  scalar_t values[VEC];
+#pragma unroll
+  for (int v = 0; v < VEC; v++) values[v] = narrow(from[v]);
+  bits_t bits;
+  memcpy(&bits, values, sizeof(values));
+  *(bits_t*)at = bits;
+}
+
+// Partials and places: VEC words of 4 or 8 bytes, in accesses of up to 16 bytes.
+template <class T> DEVICE void store_words(T* at, const T (&from)[VEC]) {
+  constexpr int PER = VEC * sizeof(T) < 16 ? VEC : 16 / sizeof(T);
+  typedef typename Bits<PER * sizeof(T)>::type words_t;
+#pragma unroll
+  for (int v = 0; v < VEC; v += PER) {
+    words_t words;
+    memcpy(&words, from + v, sizeof(words));
+    *(words_t*)(at + v) = words;
+  }
+}

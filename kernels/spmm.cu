@@ -1,0 +1,127 @@
+// spmm — weighted sums of the rows of each target's sources, nothing edge-sized stored.
+// Maths     out[i] = sum_k weight[perm[k], h] * scale[idx[k]] * x[idx[k]]  over the edges k of row i
+// Shapes    x [S, width]  out [N, width]  weight [E, heads] or null  scale [S] or null
+//           partial [T, width] (acc_t)  rowptr [N + 1]  idx, perm [E]  tiles [T, 4]
+// Mapping   LANES lanes a row or tile, NV accesses of VEC numbers a lane; wider rows by blockIdx.y
+// Traffic   gathers E rows of x (4 bytes of idx each; weight and perm where given); out once
+// Numerics  acc_t sums in edge order, tiles merged in order; mean divides by the degree; no atomics
+// Limits    VEC divides width, and width / heads where heads > 1
+#include "common/merge.cuh"
+#include "common/rows.cuh"
+#include "common/vec.cuh"
+
+#define BATCH (NV == 1 ? 8 : 4)
+
+DEVICE void divide(acc_t (&values)[VEC], acc_t by) {
+#pragma unroll
+  for (int v = 0; v < VEC; v++) values[v] /= by;
+}
+
+template <bool FULL>
+DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
+                      const index_t* __restrict__ idx, const index_t* __restrict__ perm,
+                      const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
+                      const scalar_t* __restrict__ scale, int width, int heads, int channels) {
+  index_t source[BATCH];
+  Packed row[BATCH][NV];
+  acc_t factor[BATCH][NV];
+#pragma unroll
+  for (int u = 0; u < BATCH; u++) source[u] = FULL || k + u < end ? __ldg(idx + k + u) : -1;
+#pragma unroll
+  for (int u = 0; u < BATCH; u++)
+#pragma unroll
+    for (int n = 0; n < NV; n++) {
+      const int f = f0 + n * LANES * VEC;
+      const bool inside = f < width && (FULL || source[u] >= 0);
+      row[u][n] = inside ? load_packed(x + (long long)source[u] * width + f) : zero_packed();
+#if WEIGHTED || SCALED
+      factor[u][n] = inside ? 1 : 0;  // outside the value is 0 too
+#endif
+#if WEIGHTED
+      if (inside) {
+        const long long edge = perm ? __ldg(perm + k + u) : k + u;
+        factor[u][n] = widen(__ldg(weight + edge * heads + (heads > 1 ? f / channels : 0)));
+      }
+#endif
+#if SCALED
+      if (inside) factor[u][n] *= widen(__ldg(scale + source[u]));
+#endif
+    }
+#pragma unroll
+  for (int u = 0; u < BATCH; u++)
+#pragma unroll
+    for (int n = 0; n < NV; n++) {
+      acc_t value[VEC];
+      unpack(row[u][n], value);
+#pragma unroll
+      for (int v = 0; v < VEC; v++) {
+#if WEIGHTED || SCALED
+        sum[n][v] += factor[u][n] * value[v];
+#else
+        sum[n][v] += value[v];
+#endif
+      }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    spmm(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+         const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+         const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
+         const scalar_t* __restrict__ scale, scalar_t* __restrict__ out,
+         acc_t* __restrict__ partial, long long num_rows, long long num_tiles, long long split,
+         int width, int heads, int mean) {
+  Item it;
+  if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
+  const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC, channels = width / heads;
+  acc_t sum[NV][VEC] = {};
+  long long k = it.begin;
+  for (; k + BATCH <= it.end; k += BATCH)
+    add_batch<true>(sum, k, it.end, f0, idx, perm, x, weight, scale, width, heads, channels);
+  if (k < it.end)
+    add_batch<false>(sum, k, it.end, f0, idx, perm, x, weight, scale, width, heads, channels);
+  const acc_t degree = it.end > it.begin ? (acc_t)(it.end - it.begin) : 1;
+#pragma unroll
+  for (int n = 0; n < NV; n++) {
+    const int f = f0 + n * LANES * VEC;
+    if (f >= width) continue;
+    if (it.part >= 0) {
+      store_words(partial + it.part * width + f, sum[n]);
+    } else {
+      if (mean) divide(sum[n], degree);
+      store(out + it.row * width + f, sum[n]);
+    }
+  }
+}
+
+struct Tables {
+  const acc_t* partial;
+  const index_t* rowptr;
+  scalar_t* out;
+  int width, mean;
+};
+
+struct Sum {
+  acc_t values[VEC];
+  DEVICE_MEMBER Sum() {}
+  DEVICE_MEMBER Sum(const Tables& t, long long part, int f) {
+#pragma unroll
+    for (int v = 0; v < VEC; v++) values[v] = t.partial[part * t.width + f + v];
+  }
+  DEVICE_MEMBER void add(const Sum& other) {
+#pragma unroll
+    for (int v = 0; v < VEC; v++) values[v] += other.values[v];
+  }
+  DEVICE_MEMBER void finish(const Tables& t, long long row, int f) {
+    if (t.mean) divide(values, (acc_t)(t.rowptr[row + 1] - t.rowptr[row]));
+    store(t.out + row * t.width + f, values);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    spmm_merge(const index_t* __restrict__ rowptr, const long long* __restrict__ tiles,
+               const acc_t* __restrict__ partial, scalar_t* __restrict__ out, long long num_tiles,
+               int width, int mean) {
+  const Tables tables = {partial, rowptr, out, width, mean};
+  merge_rows<Sum>(tables, tiles, num_tiles, width);
+}

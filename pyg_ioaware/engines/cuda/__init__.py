@@ -1,0 +1,72 @@
+"""CUDA engine: kernels compiled by NVRTC at their first use, on torch's current stream."""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pyg_ioaware.engines.cuda import sources
+from pyg_ioaware.engines.cuda.launch import CUDARuntime, Runtime
+
+_FILES = {
+    "spmm": "spmm",
+    "sddmm": "sddmm",
+    "reduce": "reduce",
+    "reduce_gather": "reduce_backward",
+}
+_OLDEST = (7, 5)  # compute capability
+
+
+class CUDAEngine:
+    """See ``engines.Engine``."""
+
+    native_dtypes = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+    split = 128  # edges beyond which a row is split into tiles
+    attends = False
+    gathers = True
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self._kernels: dict[str, Callable[..., None]] = {}
+
+    def run(self, kernel: str, csr: Any, *args: Any) -> None:
+        """Run ``kernel`` on ``csr``; the signatures are in the file of each kernel."""
+        found = self._kernels.get(kernel)
+        if found is None:
+            module = importlib.import_module(f"{__name__}.{_FILES[kernel]}")
+            found = self._kernels[kernel] = getattr(module, kernel)
+        found(self.runtime, csr, *args)
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Returns new memory for a result."""
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def sort_by_key(self, key: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""
+        key, perm = torch.sort(key.int(), stable=True)
+        rowptr = torch._convert_indices_from_coo_to_csr(key, n, out_int32=True)
+        return rowptr, perm.int()
+
+
+engine = CUDAEngine(CUDARuntime())
+
+
+def missing(device: torch.device) -> str | None:
+    """What keeps the engine from running on ``device``, or None."""
+    if torch.version.hip is not None or torch.version.cuda is None:
+        return f"no engine for '{device}' of a build of PyTorch without CUDA"
+    if importlib.util.find_spec("cupy") is None:
+        package = f"cupy-cuda{torch.version.cuda.split('.')[0]}x"
+        return f"the CUDA engine needs CuPy ('pip install {package}')"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _OLDEST:
+        return f"no engine for '{device}' of compute capability {capability[0]}.{capability[1]}"
+    try:
+        sources.folder()
+    except FileNotFoundError as error:
+        return str(error)
+    return None

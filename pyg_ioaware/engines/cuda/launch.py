@@ -1,0 +1,193 @@
+"""Declares, specialises, checks and launches kernels."""
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pyg_ioaware.engines.cuda import sources
+
+# The codes of struct for what a kernel takes by value; anything else is a pointer to such.
+_CODES = {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}
+_SCALARS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
+_BITS = {torch.int32: 32, torch.int64: 64}
+
+# Launches a loaded kernel: grid (x, y), threads of a block, stream, address of the arguments.
+Launch = Callable[[int, int, int, int, int], None]
+Macros = tuple[tuple[str, int], ...]
+
+
+class Runtime(Protocol):
+    """Compiles and runs kernels on one kind of device."""
+
+    def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Launch:
+        """Compiles a kernel for a device."""
+
+    def stream(self, device: int) -> int:
+        """The current stream of the device."""
+
+
+class Kernel:
+    r"""A kernel function with its declared parameters.
+
+    Args:
+        source (str): The file that it is in, without :obj:`.cu`.
+        name (str): Its name.
+        params (sequence): Name and type of each parameter: :obj:`"T*"` (storage), :obj:`"A*"`
+            (the type of sums), :obj:`"I*"` (indices), :obj:`"i32*"`, :obj:`"i64*"`, :obj:`"u8*"`,
+            or :obj:`"i32"`, :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. A pointer may be
+            :obj:`None`.
+    """
+
+    def __init__(self, source: str, name: str, params: Sequence[tuple[str, str]]) -> None:
+        self.source, self.name, self.params = source, name, tuple(params)
+        codes = [_CODES.get(kind, "Q") for _, kind in params]
+        self._struct = struct.Struct("@" + "".join(codes))
+        self._offsets = [
+            struct.calcsize("@" + "".join(codes[: i + 1])) - struct.calcsize("@" + code)
+            for i, code in enumerate(codes)
+        ]
+        self._loaded: dict[tuple[Any, ...], Launch] = {}
+        self._local = threading.local()
+
+    def __call__(
+        self, runtime: Runtime, macros: Macros, grid: tuple[int, int], threads: int, *args: Any
+    ) -> None:
+        r"""Launches the kernel on the current stream of its operands' device.
+
+        Args:
+            runtime (Runtime): What runs it.
+            macros (tuple): The specialisation: names and values.
+            grid (tuple): Blocks; nothing is launched if there are none.
+            threads (int): Threads of a block.
+            *args: The arguments.
+
+        Raises:
+            TypeError: If an argument is not what the kernel takes.
+        """
+        if not grid[0] or not grid[1]:
+            return
+        values, device = self._pack(macros, args)
+        stream = runtime.stream(device)
+        key = (runtime, macros, threads, device)
+        launch = self._loaded.get(key)
+        if launch is None:
+            options = tuple(f"-D{name}={value}" for name, value in (*macros, ("THREADS", threads)))
+            launch = runtime.load(self.source, self.name, options, device)
+            self._loaded[key] = launch
+        buffer, pointers = self._buffer()
+        self._struct.pack_into(buffer, 0, *values)
+        launch(*grid, threads, stream, pointers)
+
+    def _pack(self, macros: Macros, args: Sequence[Any]) -> tuple[list[Any], int]:
+        """Returns the values to pass, and the device of the tensors among them."""
+        if len(args) != len(self.params):
+            raise TypeError(f"'{self.name}' takes {len(self.params)} arguments (got {len(args)})")
+        types = _types(macros)
+        values, device = [], None
+        for value, (name, kind) in zip(args, self.params, strict=True):
+            if kind in _CODES:
+                values.append(value)
+            elif value is None:
+                values.append(0)
+            else:
+                if value.dtype is not types[kind] or not value.is_contiguous():
+                    raise TypeError(
+                        f"'{self.name}' expects '{name}' contiguous, of dtype '{types[kind]}' (got "
+                        f"strides {value.stride()} and '{value.dtype}')"
+                    )
+                if device is None:
+                    device = value.device
+                elif value.device != device:
+                    raise TypeError(
+                        f"'{self.name}' expects its operands on one device (got '{device}' and "
+                        f"'{value.device}')"
+                    )
+                values.append(value.data_ptr())
+        if device is None:
+            raise TypeError(f"'{self.name}' expects at least one tensor (got none)")
+        return values, device.index or 0
+
+    def _buffer(self) -> tuple[Any, int]:
+        """Memory for the arguments, and the address of the pointers to them; one per thread."""
+        found: tuple[Any, int] | None = getattr(self._local, "found", None)
+        if found is None:
+            buffer = ctypes.create_string_buffer(self._struct.size)
+            start = ctypes.addressof(buffer)
+            pointers = (ctypes.c_void_p * len(self._offsets))(*(start + o for o in self._offsets))
+            self._local.keep = pointers
+            self._local.found = found = buffer, ctypes.addressof(pointers)
+        return found
+
+
+def types_of(x: Tensor, index: Tensor) -> Macros:
+    """Returns the part of a specialisation that the operands' dtypes choose."""
+    return ("SCALAR", _SCALARS[x.dtype]), ("INDEX", _BITS[index.dtype])
+
+
+_TYPES: dict[Macros, dict[str, torch.dtype]] = {}
+
+
+def _types(macros: Macros) -> dict[str, torch.dtype]:
+    """Returns the dtype behind each type of pointer, from the first two macros."""
+    found = _TYPES.get(macros[:2])
+    if found is None:
+        scalar = {code: dtype for dtype, code in _SCALARS.items()}[macros[0][1]]
+        index = {bits: dtype for dtype, bits in _BITS.items()}[macros[1][1]]
+        found = {
+            "T*": scalar,
+            "A*": torch.float64 if scalar is torch.float64 else torch.float32,
+            "I*": index,
+            "i32*": torch.int32,
+            "i64*": torch.int64,
+            "u8*": torch.uint8,
+        }
+        _TYPES[macros[:2]] = found
+    return found
+
+
+class CUDARuntime:
+    """NVRTC and the driver, through CuPy. See ``Runtime``."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Launch:
+        """Compiles a kernel for a device, or finds it in CuPy's disk cache."""
+        import cupy
+        from cupy_backends.cuda.api import driver
+
+        options = (
+            *("-std=c++17", f"-I{sources.folder()}", f"-DHEADERS=0x{sources.digest()}"),
+            *options,
+        )
+        with cupy.cuda.Device(device):
+            module = cupy.RawModule(code=sources.text(source), options=options, backend="nvrtc")
+            kernel = module.get_function(name).kernel
+        function, run, current = kernel.ptr, driver.launchKernel, torch._C._cuda_getDevice
+
+        def launch(
+            x: int, y: int, threads: int, stream: int, params: int, _keep: Any = kernel
+        ) -> None:
+            if current() == device:
+                run(function, x, y, 1, threads, 1, 1, 0, stream, params, 0)
+            else:
+                with torch.cuda.device(device):
+                    run(function, x, y, 1, threads, 1, 1, 0, stream, params, 0)
+
+        return launch
+
+    def stream(self, device: int) -> int:
+        """The current stream of the device."""
+        if not getattr(self._local, "has_context", False):
+            # A new thread, such as autograd's, has no context before its first runtime call.
+            from cupy.cuda import runtime
+
+            runtime.setDevice(torch._C._cuda_getDevice())
+            self._local.has_context = True
+        stream: int = torch._C._cuda_getCurrentRawStream(device)
+        return stream

@@ -1,0 +1,57 @@
+"""spmm on CUDA: see kernels/spmm.cu."""
+
+from torch import Tensor
+
+from pyg_ioaware.engines.cuda.launch import Kernel, Runtime, types_of
+from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks
+from pyg_ioaware.graph.csr import CSR
+
+_SPMM = Kernel(
+    "spmm",
+    "spmm",
+    [
+        *(("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")),
+        *(("x", "T*"), ("weight", "T*"), ("scale", "T*"), ("out", "T*"), ("partial", "A*")),
+        *(("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")),
+        *(("width", "i32"), ("heads", "i32"), ("mean", "i32")),
+    ],
+)
+MERGE = Kernel(  # also of other sums whose tiles are held in float32
+    "spmm",
+    "spmm_merge",
+    [
+        *(("rowptr", "I*"), ("tiles", "i64*"), ("partial", "A*"), ("out", "T*")),
+        *(("num_tiles", "i64"), ("width", "i32"), ("mean", "i32")),
+    ],
+)
+
+
+def spmm(
+    runtime: Runtime,
+    csr: CSR,
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    scale: Tensor | None,
+    partial: Tensor,
+    mean: bool,
+) -> None:
+    """Writes each row's weighted sum, or mean, to ``out``."""
+    rowptr, idx, perm, tiles, split = csr
+    rows, width = out.shape
+    heads = 1 if weight is None else weight.shape[1]
+    if not rows or not width:
+        return
+    if not idx.numel():
+        out.zero_()
+        return
+    plan = layout(width, width // heads, x, out)
+    flags = ("WEIGHTED", weight is not None), ("SCALED", scale is not None)
+    macros = (*types_of(x, rowptr), *plan.macros, *((name, int(flag)) for name, flag in flags))
+    count = tiles.size(0)
+    grid = plan.blocks(rows + count), plan.slices
+    tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, scale, out, partial)
+    _SPMM(runtime, macros, grid, THREADS, *tables, rows, count, split, width, heads, int(mean))
+    if count:
+        merged = (rowptr, tiles, partial, out, count, width, int(mean))
+        MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)

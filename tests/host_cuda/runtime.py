@@ -1,0 +1,191 @@
+"""Runs the CUDA kernels on the CPU: see cuda_host.h for how they compile, host_cuda.cpp for how.
+
+runtime = HostRuntime(seed=3)
+with installed(CUDAEngine(runtime), split=4):
+    ...  # the operations of pyg_ioaware run the CUDA kernels on tensors of the CPU
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyg_ioaware import engines
+from pyg_ioaware.engines.cuda import sources
+from pyg_ioaware.engines.cuda.launch import Kernel
+
+HERE = Path(__file__).resolve().parent
+COMPILER = shutil.which(os.environ.get("CXX", "g++"))
+# Set in processes that were started with the libraries of `sanitizer_environment`.
+SANITIZED = os.environ.get("HOST_CUDA_SANITIZE") == "1"
+
+_FLAGS = ("-std=c++17", "-g1", "-fPIC", "-shared")
+_KERNEL_FLAGS = ("-O1", "-fvisibility=hidden", "-fno-strict-aliasing", "-DPORTABLE")
+_SANITIZER_FLAGS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=undefined",
+    "-fno-sanitize=pointer-overflow",  # offsets from null that nothing reads
+    "-fsanitize-sections=host_shared",
+)
+
+
+class HostError(RuntimeError):
+    """A kernel did what it must not."""
+
+
+class HostRuntime:
+    r"""Compiles kernels with g++ and runs them on the CPU. See ``launch.Runtime``.
+
+    Args:
+        seed (int, optional): Chooses the order of blocks, warps and lanes of each launch.
+            (default: :obj:`0`)
+        sanitize (bool, optional): If set, builds with AddressSanitizer and UBSan, which only load
+            in a process with the environment of :func:`sanitizer_environment`.
+            (default: whether this is such a process)
+        kernels (Path, optional): The folder of the sources. (default: that of the package)
+    """
+
+    def __init__(
+        self, seed: int = 0, sanitize: bool = SANITIZED, kernels: Path | None = None
+    ) -> None:
+        self.seed, self.sanitize = seed, sanitize
+        self.kernels = sources.folder() if kernels is None else kernels
+
+    def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Any:
+        """Compiles a kernel, or finds it compiled."""
+        path = _build(self.kernels, source, name, options, self.sanitize)
+        run = getattr(ctypes.CDLL(str(path)), f"run_{name}")
+        run.restype = ctypes.c_char_p
+        run.argtypes = [*[ctypes.c_uint] * 3, ctypes.c_void_p, ctypes.c_ulonglong]
+
+        def launch(x: int, y: int, threads: int, stream: int, params: int) -> None:
+            error = run(x, y, threads, params, self.seed)
+            if error is not None:
+                raise HostError(error.decode())
+
+        return launch
+
+    def stream(self, device: int) -> int:
+        """There are no streams: a launch returns when it is done."""
+        return 0
+
+
+@contextmanager
+def installed(engine: Any, split: int | None = None) -> Iterator[Any]:
+    r"""Makes an engine the one of the CPU.
+
+    Args:
+        engine (CUDAEngine): The engine, on a :class:`HostRuntime`.
+        split (int, optional): Edges beyond which it splits rows. (default: its own)
+    """
+    device, registry = torch.device("cpu"), engines._engines
+    before = registry.pop(device, None)
+    if split is not None:
+        engine.split = split
+    registry[device] = engine
+    _forget()
+    try:
+        yield engine
+    finally:
+        _forget()
+        del registry[device]
+        if before is not None:
+            registry[device] = before
+
+
+def _forget() -> None:
+    """Drops what the kernels have loaded: they do not tell runtimes apart."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("pyg_ioaware.engines.cuda."):
+            for kernel in vars(module).values():
+                if isinstance(kernel, Kernel):
+                    kernel._loaded.clear()
+
+
+def sanitizer_environment() -> dict[str, str]:
+    """Returns the variables with which a process can load what is built with sanitizers."""
+    assert COMPILER is not None
+    libraries = [
+        subprocess.check_output([COMPILER, f"-print-file-name={name}"], text=True).strip()
+        for name in ("libasan.so", "libstdc++.so.6")  # the latter, so that exceptions are seen
+    ]
+    return {
+        "LD_PRELOAD": " ".join(libraries),
+        # Python frees little at its end; its tensors come from posix_memalign, which is watched.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "HOST_CUDA_SANITIZE": "1",
+    }
+
+
+def cache() -> Path:
+    """Returns the folder of what is compiled."""
+    folder = os.environ.get("HOST_CUDA_CACHE")
+    found = Path(folder or Path(tempfile.gettempdir()) / f"pyg_ioaware_host_{os.getuid()}")
+    found.mkdir(parents=True, exist_ok=True)
+    return found
+
+
+def _build(kernels: Path, source: str, name: str, options: tuple[str, ...], sanitize: bool) -> Path:
+    """Returns the library of one kernel."""
+    flags = (*_FLAGS, *_KERNEL_FLAGS, *options, *(_SANITIZER_FLAGS if sanitize else ()))
+    path = kernels / f"{source}.cu"
+    text = f'#include "cuda_host.h"\n#include "{path}"\nHOST_KERNEL({name})\n'
+    headers = sorted((kernels / "common").glob("*.cuh"))
+    inputs = (path, *headers, HERE / "cuda_host.h", HERE / "host_cuda.h")
+    driver = _driver(sanitize)
+    places = (f"-I{HERE}", f"-I{kernels}")
+    return _compiled(f"{name}.so", (*flags, *places, "-shared"), text, inputs, (str(driver), "-lm"))
+
+
+@functools.cache
+def _driver(sanitize: bool) -> Path:
+    """Returns the library of the driver: one for all kernels, since it holds the stacks."""
+    inputs = HERE / "host_cuda.cpp", HERE / "host_cuda.h", HERE / "fiber.h"
+    flags = (*_FLAGS, "-O2", *(_SANITIZER_FLAGS if sanitize else ()), f"-I{HERE}")
+    return _compiled("driver.so", flags, f'#include "{inputs[0]}"\n', inputs, ())
+
+
+def _compiled(
+    name: str, flags: tuple[str, ...], text: str, inputs: tuple[Path, ...], linked: tuple[str, ...]
+) -> Path:
+    """Compiles a text unless it is in the cache; what is there is whole, whoever else writes."""
+    if COMPILER is None:
+        raise FileNotFoundError("g++ is missing")
+    digest = hashlib.sha256(repr((_version(), flags, text, linked)).encode())
+    for path in inputs:
+        digest.update(path.read_bytes() + b"\0")
+    out = cache() / f"{digest.hexdigest()[:24]}-{name}"
+    if not out.exists():
+        with tempfile.TemporaryDirectory(dir=cache()) as folder:
+            made = Path(folder) / name
+            main = Path(folder) / "main.cpp"
+            main.write_text(text)
+            command = [COMPILER, *flags, str(main), *linked, "-o", str(made)]
+            done = subprocess.run(command, env=_plain(), capture_output=True, text=True)
+            if done.returncode != 0:
+                raise HostError(f"{' '.join(command)}\n{done.stderr}")
+            made.replace(out)
+    return out
+
+
+@functools.cache
+def _version() -> str:
+    assert COMPILER is not None
+    done = subprocess.check_output([COMPILER, "--version"], env=_plain(), text=True)
+    return done.split("\n")[0]
+
+
+def _plain() -> dict[str, str]:
+    """The environment without what is loaded for the sanitizers: the compiler has no need of it."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
