@@ -104,6 +104,7 @@ class _View(View):
             return edges
         args = (edge_index, edge_attr, self._num_loops, self._fill_value)
         loop_attr = messages.memoise("loop_features", _loop_features, args, {})
+        require(support.forward_ad_reasons(loop_attr))
         return edges._replace(loop_attr=as_mapped(_columns(loop_attr)))
 
     def _loops_added(self, edge_index: Any, edge_attr: Any) -> tuple[Any, Any]:

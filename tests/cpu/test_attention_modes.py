@@ -12,6 +12,8 @@ import torch_geometric
 from attention import LAYERS, OWN, C, D, F, attr, check, pair, x
 from graphs import BIPARTITE, SQUARE, features
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 from torch_geometric.data import HeteroData
@@ -207,6 +209,40 @@ def test_many_calls_at_once(name: str) -> None:
             return out
 
     check(Twice(), x(G), attr(G))
+
+
+DUALS = {
+    "GATv2": ["x", "attr", "fill_value", "att", "bias", "lin_edge.weight", "lin_l.weight"],
+    "Transformer": ["x", "attr", "lin_edge.weight", "lin_value.weight", "lin_skip.bias"],
+}
+
+
+@pytest.mark.parametrize(("name", "dual"), [(n, d) for n, duals in DUALS.items() for d in duals])
+def test_forward_derivatives(name: str, dual: str) -> None:
+    """Of anything, also where the values are the very memory of an earlier call."""
+    conv, found = layer(name, edge_dim=D), []
+    given: dict[str, Tensor] = {"x": features(12, F), "attr": attr(G).detach()}
+    if name == "GATv2":
+        conv.fill_value = given["fill_value"] = torch.ones(D)
+    given |= {k: p.detach() for k, p in conv.named_parameters()}
+
+    def run(scale: float) -> Tensor:
+        parameters = {k: given[k] for k, _ in conv.named_parameters()}
+        with forward_ad.dual_level():
+            moved = forward_ad.make_dual(given[dual], given[dual] * scale)
+            now = given | {dual: moved}
+            if name == "GATv2":
+                conv.fill_value = now["fill_value"]
+            changed = parameters | ({dual: moved} if dual in parameters else {})
+            out = functional_call(conv, changed, (now["x"], E, now["attr"]))
+            tangent: Tensor = forward_ad.unpack_dual(out).tangent
+            return tangent
+
+    for scope in (pyg_ioaware.disabled, pyg_ioaware.patched):
+        with scope():
+            conv(given["x"], E, given["attr"])
+            found.append([run(scale) for scale in (1.0, -2.0)])
+    torch.testing.assert_close(found[1], found[0])
 
 
 # Layers as users have them #################################################################
