@@ -170,6 +170,13 @@ def test_forward_derivatives_of_weights(layer, edge_index):
     torch.testing.assert_close(conv(x, edge_index, weight), primal)
 
 
+@pytest.mark.parametrize("layer", ["GCN", "TAG"])
+def test_weights_that_show_the_negative_of_their_memory(layer, edge_index):
+    numbers = torch.complex(torch.rand(30), torch.rand(30) / 100)
+    for weight in (numbers.imag, numbers.conj().imag, numbers.imag):
+        compare(LAYERS[layer](), features(N, C), edge_index, weight)
+
+
 @pytest.mark.parametrize("kind", [torch.Tensor, EdgeIndex])
 def test_mutated_outputs_are_not_handed_out_again(kind, edge_index):
     if kind is EdgeIndex:
