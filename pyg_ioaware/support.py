@@ -221,6 +221,15 @@ def forward_ad_reasons(*tensors: Any) -> list[str]:
     return []
 
 
+def saving_reasons(*operands: Any) -> list[str]:
+    """Tells whether a gradient would need an operand that PyTorch does not keep for one."""
+    given = [t for t in operands if isinstance(t, Tensor)]
+    saves = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if saves and any(t.is_inference() for t in given):
+        return ["features made in inference mode, which no gradient can keep"]
+    return []
+
+
 def tensor_reasons(x: Tensor) -> list[str]:
     """Tells what about a feature tensor, if anything, keeps a call on stock PyG."""
     found = []

@@ -92,6 +92,7 @@ class _View(View):
         edges = None
         if edge_attr is not None:
             edges = self._edges(edge_index, edge_attr, adj.num_edges)
+        require(support.saving_reasons(x_l, x_r, att, *(edges or ())))
         RECORD.fused(type(conv).__name__)
         return ops.gatv2(
             *(x_l, x_r, att.squeeze(0), adj, slope, dropout),

@@ -245,6 +245,42 @@ def test_forward_derivatives(name: str, dual: str) -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("made", ["x", "attr", "fill_value", "lin_edge.weight"])
+@ALL
+def test_gradients_with_tensors_made_in_inference_mode(name: str, made: str, frozen: bool) -> None:
+    """No gradient can keep them; stock, which copies some, may do without."""
+    conv = LAYERS[name](8, C, 2, edge_dim=D)
+    if name == "GATv2":
+        conv.fill_value = torch.ones(D)
+    for linear in ("lin_l", "lin_r", "lin_query", "lin_key", "lin_value"):
+        if made == "x" and hasattr(conv, linear):
+            setattr(conv, linear, torch.nn.Identity())
+    conv.lin_edge.weight.requires_grad_(not frozen)
+    given = {"x": x(G, 8), "attr": attr(G)}
+    with torch.inference_mode():
+        if made in given:
+            given[made] = given[made].detach().clone()
+        elif made == "fill_value":
+            conv.fill_value = torch.ones(D)
+        else:
+            conv.lin_edge.weight = torch.nn.Parameter(torch.rand(2 * C, D), requires_grad=False)
+
+    def run() -> Any:
+        try:
+            loss = conv(given["x"], E, given["attr"]).square().sum()
+            return torch.autograd.grad(loss, [p for p in conv.parameters() if p.requires_grad])
+        except RuntimeError as error:
+            return str(error)
+
+    expected = run()
+    with pyg_ioaware.patched():
+        found = run()
+    assert isinstance(found, str) == isinstance(expected, str)
+    if not isinstance(found, str):
+        torch.testing.assert_close(found, expected)
+
+
 # Layers as users have them #################################################################
 
 
