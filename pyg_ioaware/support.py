@@ -151,8 +151,13 @@ def edges_reasons(edge_index: Tensor, sizes: tuple[int, int]) -> list[str]:
     return []
 
 
-def linear_reasons(linear: Any) -> list[str]:
-    """Tells what about the map of edge features, if anything, keeps it from being factored out."""
+def linear_reasons(linear: Any, width: int) -> list[str]:
+    r"""Tells what about the map of edge features, if anything, keeps it from being factored out.
+
+    Args:
+        linear (torch.nn.Module): The map.
+        width (int): The numbers that it has to give for each edge.
+    """
     if type(linear) not in _LINEAR or "forward" in linear.__dict__:
         return [f"'lin_edge' of type '{type(linear).__name__}' or with its own 'forward'"]
     if has_hooks(linear):
@@ -160,6 +165,8 @@ def linear_reasons(linear: Any) -> list[str]:
     weight = linear.weight
     if type(weight) not in PLAIN or weight.layout != torch.strided or linear.bias is not None:
         return ["'lin_edge' that is more than one matrix"]
+    if weight.dim() != 2 or weight.size(0) != width:
+        return ["'lin_edge' that does not give 'out_channels' numbers per head"]
     return forward_ad_reasons(weight)
 
 
@@ -215,6 +222,15 @@ def forward_ad_reasons(*tensors: Any) -> list[str]:
         isinstance(t, Tensor) and _is_dual(t) for t in tensors
     ):
         return ["forward-mode differentiation"]
+    return []
+
+
+def saving_reasons(*operands: Any) -> list[str]:
+    """Tells whether a gradient would need an operand that PyTorch does not keep for one."""
+    given = [t for t in operands if isinstance(t, Tensor)]
+    saves = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    if saves and any(t.is_inference() for t in given):
+        return ["features made in inference mode, which no gradient can keep"]
     return []
 
 

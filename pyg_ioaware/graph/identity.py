@@ -49,6 +49,8 @@ def identity(tensor: Tensor) -> Identity | None:
         data.shape,
         data.stride(),
         data.dtype,
+        data.is_neg(),
+        data.is_conj(),
         type(tensor),
     )
     return Identity(storage, view, version)

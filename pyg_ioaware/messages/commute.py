@@ -50,7 +50,7 @@ def on_nodes(
         return None
     if func not in SHAPING and func not in _ELEMENTWISE and func is not F.linear:
         return None
-    if support.mode_reasons(*rest):
+    if support.mode_reasons(*rest) or support.saving_reasons(messages.src, *rest):
         return None
     if func in SHAPING:  # moves values and gradients as they are
         sizes = None if kwargs else _trailing_sizes(messages, rest)

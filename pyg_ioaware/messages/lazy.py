@@ -372,7 +372,7 @@ def _weighted(func: Callable[..., Any], a: Any, b: Any) -> Tensor | None:
         return None
     if type(weight) is LazyMessage and weight.size(-1) == 1:
         weight = weight.form("messages used as weights")
-    if not support.is_weight(weight, messages):
+    if not support.is_weight(weight, messages) or support.saving_reasons(messages.src, weight):
         return None
     vector = weight.squeeze(-1)
     if vector.dim() == 2 and vector.size(1) == 1:

@@ -88,7 +88,7 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
         _inside.get()
         or not anchors
         or not all(_is_plain(t) for t in anchors)
-        or support.mode_reasons()
+        or support.mode_reasons(*anchors)
     ):
         return stock(*args, **kwargs)
     options = tuple(_token(v) for v in values)

@@ -214,7 +214,7 @@ def edge_features(conv: Any, attr: Tensor, num_edges: int) -> EdgeFeatures:
     """
     if conv.lin_edge is None:
         raise Unfit("edge features without 'edge_dim'")
-    require(support.linear_reasons(conv.lin_edge))
+    require(support.linear_reasons(conv.lin_edge, conv.heads * conv.out_channels))
     attr, weight = as_mapped(attr), as_mapped(conv.lin_edge.weight)
     require(support.edge_attr_reasons(attr, num_edges, weight))
     return EdgeFeatures(attr, None, weight)

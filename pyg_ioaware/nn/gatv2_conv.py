@@ -92,6 +92,7 @@ class _View(View):
         edges = None
         if edge_attr is not None:
             edges = self._edges(edge_index, edge_attr, adj.num_edges)
+        require(support.saving_reasons(x_l, x_r, att, *(edges or ())))
         RECORD.fused(type(conv).__name__)
         return ops.gatv2(
             *(x_l, x_r, att.squeeze(0), adj, slope, dropout),
@@ -104,6 +105,7 @@ class _View(View):
             return edges
         args = (edge_index, edge_attr, self._num_loops, self._fill_value)
         loop_attr = messages.memoise("loop_features", _loop_features, args, {})
+        require(support.forward_ad_reasons(loop_attr))
         return edges._replace(loop_attr=as_mapped(_columns(loop_attr)))
 
     def _loops_added(self, edge_index: Any, edge_attr: Any) -> tuple[Any, Any]:

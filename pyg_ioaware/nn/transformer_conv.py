@@ -49,6 +49,7 @@ class _View(View):
         edges = None
         if edge_attr is not None:
             edges = edge_features(conv, edge_attr, adj.num_edges)
+        require(support.saving_reasons(query, key, value, *(edges or ())))
         RECORD.fused(type(conv).__name__)
         return ops.transformer(query, key, value, adj, dropout, edges, self._with_weights)
 

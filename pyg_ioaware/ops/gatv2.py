@@ -179,7 +179,7 @@ def _gatv2_target(
     signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
     kept = dim if needs_attr else 0
     grad_attr, grad_loop = allocate(x_r, idx.size(0), kept), allocate(x_r, loops, kept)
-    count = slots(x_r, idx.size(0) + num_rows)
+    count = slots(x_r, idx.size(0) + num_rows, dim)
     att_parts = torch.zeros(count, width, dtype=torch.float64, device=x_r.device)
     lin_parts = torch.zeros(count, dim, width, dtype=x_r.dtype, device=x_r.device)
     lin_sums = torch.zeros_like(lin_parts, dtype=torch.float64)
@@ -214,9 +214,19 @@ def _gatv2_target(
     return grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, signs
 
 
-def slots(x: Tensor, work: int) -> int:
-    """Returns into how many partial sums a gradient of parameters is divided."""
-    return 128 if work * x.size(1) > 2**17 else 8
+def slots(x: Tensor, work: int, dim: int = 0) -> int:
+    r"""Returns into how many partial sums a gradient of parameters is divided.
+
+    With edge features, partial sums are as large as their map: all of them together hold at most
+    as many numbers as one row of :obj:`x` per edge and node, or as two maps.
+
+    Args:
+        x (torch.Tensor): Rows of the width of the gradient.
+        work (int): The number of edges and nodes.
+        dim (int, optional): The number of edge features. (default: :obj:`0`)
+    """
+    count = 128 if work * x.size(1) > 2**17 else 8
+    return count if dim == 0 else max(2, min(count, work // (2 * dim) * 2))
 
 
 def _fake_source(

@@ -251,6 +251,19 @@ def test_edge_features_that_no_map_is_for(name: str) -> None:
     compare(one, x(G), E, features(50).requires_grad_())
 
 
+@pytest.mark.parametrize("shape", [(16, D), (4, D), (D,), (2, 8, D), (0, D)])
+@pytest.mark.parametrize("num_edges", [2, 50])
+@ALL
+def test_maps_of_edge_features_of_another_shape(
+    name: str, num_edges: int, shape: tuple[int, ...]
+) -> None:
+    """Stock rejects them, or broadcasts what they give."""
+    options = {"add_self_loops": False} if name == "GATv2" else {}
+    conv = layer(name, edge_dim=D, **options)
+    conv.lin_edge.weight = torch.nn.Parameter(torch.rand(shape))
+    compare(conv, x(G), E[:, :num_edges], attr(G).detach()[:num_edges])
+
+
 def test_bad_fill_values_are_stocks_error() -> None:
     for fill in ("median", None, [1.0], torch.ones(D + 1)):
         conv = nn.GATv2Conv(F, C, 2, edge_dim=D, fill_value=fill)

@@ -13,6 +13,7 @@ from graphs import BIPARTITE, FORMS, GRAPHS, SQUARE, Graph, features, graphs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch_geometric import EdgeIndex, nn
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
@@ -86,6 +87,21 @@ def test_a_map_of_edge_features_without_features() -> None:
 def test_widths_of_edge_features(name: str, edge_dim: int) -> None:
     g = SQUARE["unsorted"]
     check(LAYERS[name](F, 9, 2, edge_dim=edge_dim), x(g), g.edge_index, attr(g, edge_dim))
+
+
+@pytest.mark.parametrize("graph", ["unsorted", "hub"])
+def test_gradients_of_a_wide_map_are_summed_in_little_memory(graph: str) -> None:
+    """Partial sums are as large as the map: a small graph must not have many of them."""
+    g, dim = SQUARE[graph], 1600
+    conv = nn.GATv2Conv(F, 32, 4, edge_dim=dim)
+    inputs = x(g), g.edge_index, attr(g, dim).detach()
+    check(conv, *inputs, draws=3)
+    with pyg_ioaware.patched(strict=True):
+        out = conv(*inputs)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        out.sum().backward()
+    largest = max(event.self_cpu_memory_usage for event in seen.events())
+    assert largest <= 8 * 128 * max(g.num_edges + g.num_src, 2 * dim)
 
 
 # Graphs and forms ##########################################################################

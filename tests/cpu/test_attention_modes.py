@@ -12,6 +12,8 @@ import torch_geometric
 from attention import LAYERS, OWN, C, D, F, attr, check, pair, x
 from graphs import BIPARTITE, SQUARE, features
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from torch_geometric import nn
 from torch_geometric.data import HeteroData
@@ -207,6 +209,76 @@ def test_many_calls_at_once(name: str) -> None:
             return out
 
     check(Twice(), x(G), attr(G))
+
+
+DUALS = {
+    "GATv2": ["x", "attr", "fill_value", "att", "bias", "lin_edge.weight", "lin_l.weight"],
+    "Transformer": ["x", "attr", "lin_edge.weight", "lin_value.weight", "lin_skip.bias"],
+}
+
+
+@pytest.mark.parametrize(("name", "dual"), [(n, d) for n, duals in DUALS.items() for d in duals])
+def test_forward_derivatives(name: str, dual: str) -> None:
+    """Of anything, also where the values are the very memory of an earlier call."""
+    conv, found = layer(name, edge_dim=D), []
+    given: dict[str, Tensor] = {"x": features(12, F), "attr": attr(G).detach()}
+    if name == "GATv2":
+        conv.fill_value = given["fill_value"] = torch.ones(D)
+    given |= {k: p.detach() for k, p in conv.named_parameters()}
+
+    def run(scale: float) -> Tensor:
+        parameters = {k: given[k] for k, _ in conv.named_parameters()}
+        with forward_ad.dual_level():
+            moved = forward_ad.make_dual(given[dual], given[dual] * scale)
+            now = given | {dual: moved}
+            if name == "GATv2":
+                conv.fill_value = now["fill_value"]
+            changed = parameters | ({dual: moved} if dual in parameters else {})
+            out = functional_call(conv, changed, (now["x"], E, now["attr"]))
+            tangent: Tensor = forward_ad.unpack_dual(out).tangent
+            return tangent
+
+    for scope in (pyg_ioaware.disabled, pyg_ioaware.patched):
+        with scope():
+            conv(given["x"], E, given["attr"])
+            found.append([run(scale) for scale in (1.0, -2.0)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("made", ["x", "attr", "fill_value", "lin_edge.weight"])
+@ALL
+def test_gradients_with_tensors_made_in_inference_mode(name: str, made: str, frozen: bool) -> None:
+    """No gradient can keep them; stock, which copies some, may do without."""
+    conv = LAYERS[name](8, C, 2, edge_dim=D)
+    if name == "GATv2":
+        conv.fill_value = torch.ones(D)
+    for linear in ("lin_l", "lin_r", "lin_query", "lin_key", "lin_value"):
+        if made == "x" and hasattr(conv, linear):
+            setattr(conv, linear, torch.nn.Identity())
+    conv.lin_edge.weight.requires_grad_(not frozen)
+    given = {"x": x(G, 8), "attr": attr(G)}
+    with torch.inference_mode():
+        if made in given:
+            given[made] = given[made].detach().clone()
+        elif made == "fill_value":
+            conv.fill_value = torch.ones(D)
+        else:
+            conv.lin_edge.weight = torch.nn.Parameter(torch.rand(2 * C, D), requires_grad=False)
+
+    def run() -> Any:
+        try:
+            loss = conv(given["x"], E, given["attr"]).square().sum()
+            return torch.autograd.grad(loss, [p for p in conv.parameters() if p.requires_grad])
+        except RuntimeError as error:
+            return str(error)
+
+    expected = run()
+    with pyg_ioaware.patched():
+        found = run()
+    assert isinstance(found, str) == isinstance(expected, str)
+    if not isinstance(found, str):
+        torch.testing.assert_close(found, expected)
 
 
 # Layers as users have them #################################################################

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from graphs import SQUARE, features, random_edges
+from torch.autograd import forward_ad
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import (
     APPNP,
@@ -150,6 +151,30 @@ def test_changing_weights_keep_nothing_for_long(layer, edge_index):
             compare(conv, x, edge_index, weight.requires_grad_(requires_grad), steps=1)
         del weight
         assert CACHE.info().entries <= 4
+
+
+@pytest.mark.parametrize("layer", ["GCN", "TAG", "Cheb"])
+def test_forward_derivatives_of_weights(layer, edge_index):
+    """A tensor that carries one is the same memory, at the same version, as one that does not."""
+    conv, x, weight = LAYERS[layer](), features(N, C), torch.rand(30)
+
+    def derivative(scale):
+        with forward_ad.dual_level():
+            moved = forward_ad.make_dual(weight, weight * scale)
+            return forward_ad.unpack_dual(conv(x, edge_index, moved)).tangent
+
+    with pyg_ioaware.disabled():
+        expected = [derivative(scale) for scale in (1, 2)]
+    primal = conv(x, edge_index, weight)
+    torch.testing.assert_close([derivative(scale) for scale in (1, 2)], expected)
+    torch.testing.assert_close(conv(x, edge_index, weight), primal)
+
+
+@pytest.mark.parametrize("layer", ["GCN", "TAG"])
+def test_weights_that_show_the_negative_of_their_memory(layer, edge_index):
+    numbers = torch.complex(torch.rand(30), torch.rand(30) / 100)
+    for weight in (numbers.imag, numbers.conj().imag, numbers.imag):
+        compare(LAYERS[layer](), features(N, C), edge_index, weight)
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, EdgeIndex])

@@ -687,3 +687,22 @@ def test_user_code_that_multiplies_a_sparse_tensor() -> None:
     g = SQUARE["unsorted"]
     adjacency, _ = FORMS["SparseTensor"](g, None)
     compare(OwnProduct(), features(g.num_src, F).requires_grad_(), adjacency)
+
+
+class Mapped(Plain):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.lin = torch.nn.Linear(F, C)
+
+    def message(self, x_j: Tensor) -> Tensor:
+        return self.lin(x_j)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "mean", "max"])
+def test_features_made_in_inference_mode_that_learned_numbers_meet(aggr: str) -> None:
+    """No gradient can keep them; that of stock keeps what is gathered from them."""
+    g = SQUARE["unsorted"]
+    with torch.inference_mode():
+        x = features(g.num_src, F).clone()
+    compare(Mapped(aggr=aggr), x, g.edge_index)
+    compare(Weighted(aggr=aggr), x, g.edge_index, edge_weight(g))
