@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ import torch
 
 from pyg_ioaware import engines
 from pyg_ioaware.engines.cuda import sources
-from pyg_ioaware.engines.cuda.launch import Kernel
 
 HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
@@ -93,23 +91,28 @@ def installed(engine: Any, split: int | None = None) -> Iterator[Any]:
     if split is not None:
         engine.split = split
     registry[device] = engine
-    _forget()
+    library = _as_on_cuda()
     try:
         yield engine
     finally:
-        _forget()
+        library._destroy()
         del registry[device]
         if before is not None:
             registry[device] = before
 
 
-def _forget() -> None:
-    """Drops what the kernels have loaded: they do not tell runtimes apart."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("pyg_ioaware.engines.cuda."):
-            for kernel in vars(module).values():
-                if isinstance(kernel, Kernel):
-                    kernel._loaded.clear()
+def _as_on_cuda() -> torch.library.Library:
+    """Makes the primitives that only CUDA has run on tensors of the CPU, until it is destroyed."""
+    from pyg_ioaware import ops  # noqa: F401 (it defines the primitives)
+
+    library = torch.library.Library("pyg_ioaware", "FRAGMENT")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA"):
+        space, _, op = name.partition("::")
+        if space == library.ns and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
+            overload = getattr(torch.ops.pyg_ioaware, op).default
+            library.impl(op, functools.partial(overload.redispatch, keys), "CPU")
+    return library
 
 
 def sanitizer_environment() -> dict[str, str]:
