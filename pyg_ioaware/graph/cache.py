@@ -14,6 +14,7 @@ from torch import Tensor
 from pyg_ioaware.forks import hold_over_fork
 from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.graph.identity import Identity, identity, unwrap
+from pyg_ioaware.graph.streams import Made, is_capturing, made_now, tensors_of
 
 logger = logging.getLogger("pyg_ioaware")
 
@@ -27,6 +28,7 @@ class _Entry:
     versions: tuple[Hashable, ...]
     value: Any
     nbytes: int
+    made: Made | None = None
     checksums: tuple[int, ...] | None = None
 
 
@@ -47,7 +49,8 @@ class Cache:
     An entry dies with the memory of any of its tensors, is replaced when one of them changed in
     place, and is dropped, least recently used first, when the cache holds more than
     :obj:`max_bytes` or :obj:`max_entries` (the newest entry always stays). All methods may be
-    called from any thread.
+    called from any thread, and on any CUDA stream. What is used while a CUDA graph is captured is
+    held until the cache is cleared.
 
     Args:
         max_bytes (int, optional): Largest sum of bytes held. (default: 4 GiB)
@@ -61,6 +64,7 @@ class Cache:
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._nbytes = 0
         self._dead: deque[tuple[_Key, weakref.ref[Any]]] = deque()
+        self._pinned: dict[int, Any] = {}
         self._lock = threading.RLock()
         self._hits = self._misses = self._uncacheable = 0
 
@@ -80,11 +84,15 @@ class Cache:
             build (callable): Builds the value; it must hold none of the anchors' memory.
             size (callable): The bytes to count for a value.
             usable (callable): Tells whether a held value may still be handed out.
+
+        Returns:
+            Any: The value, or :obj:`None` where it would have to be built while a CUDA graph is
+            captured, which allows no read-back.
         """
         ids = [identity(t) for t in anchors]
         if any(i is None for i in ids):
             self._uncacheable += 1
-            return self._run(build)
+            return None if is_capturing(anchors[0].device) else self._run(build)
         known: list[Identity] = [i for i in ids if i is not None]
         key = (what, tuple(i.view for i in known))
         versions = tuple(i.version for i in known)
@@ -97,9 +105,12 @@ class Cache:
                     self._entries.move_to_end(key)
                     self._hits += 1
                     self._check(entry, anchors)
+                    self._hand_over(entry)
                     return entry.value
                 self._drop(key)
             self._misses += 1
+        if is_capturing(anchors[0].device):
+            return None
         value = self._run(build)
         self._put(key, known, versions, value, size(value), anchors)
         return value
@@ -111,7 +122,7 @@ class Cache:
         :obj:`edge_index[1]`, or with the two vectors of a COO matrix.
 
         Returns:
-            Adjacency, optional: :obj:`None` if an index is out of range.
+            Adjacency, optional: :obj:`None` if an index is out of range, or see :meth:`get`.
         """
         value: Adjacency | None = self.get(
             ("pair", num_src, num_dst),
@@ -143,7 +154,7 @@ class Cache:
         )
         return value
 
-    def unused(self, index: Tensor, num_nodes: int) -> Tensor:
+    def unused(self, index: Tensor, num_nodes: int) -> Tensor | None:
         """Returns the nodes that an index, which is in range, does not name."""
         index = unwrap(index)
 
@@ -151,7 +162,9 @@ class Cache:
             used = torch.zeros(num_nodes, dtype=torch.bool, device=index.device)
             return (~used.index_fill_(0, index.long(), True)).nonzero().view(-1)
 
-        value: Tensor = self.get(("unused", num_nodes), (index,), build, lambda value: value.nbytes)
+        value: Tensor | None = self.get(
+            ("unused", num_nodes), (index,), build, lambda value: value.nbytes
+        )
         return value
 
     def holds(self, tensor: Tensor) -> bool:
@@ -174,6 +187,7 @@ class Cache:
         """Drops everything and sets the counters back."""
         with self._lock:
             self._entries.clear()
+            self._pinned.clear()
             self._dead.clear()
             self._nbytes = self._hits = self._misses = self._uncacheable = 0
 
@@ -219,7 +233,8 @@ class Cache:
         dead, refs = self._dead, []
         for i in known:
             refs.append(weakref.ref(i.storage, lambda ref: dead.append((key, ref))))
-        entry = _Entry(key, tuple(refs), versions, value, nbytes)
+        made = made_now(unwrap(anchors[0]).device)
+        entry = _Entry(key, tuple(refs), versions, value, nbytes, made)
         if self.verify:
             entry.checksums = tuple(_checksum(t) for t in anchors)
         with self._lock:
@@ -227,6 +242,14 @@ class Cache:
             self._entries[key] = entry
             self._nbytes += nbytes
             self._evict()
+
+    def _hand_over(self, entry: _Entry) -> None:
+        """Prepares a value for the current stream, and for a graph that is being captured there."""
+        if entry.made is None:
+            return
+        entry.made.wait(tensors_of(entry.value))
+        if torch.cuda.is_current_stream_capturing():
+            self._pinned[id(entry.value)] = entry.value
 
     def _evict(self) -> None:
         while len(self._entries) > 1 and (
@@ -286,8 +309,8 @@ def in_range(index: Tensor, num_nodes: int) -> bool:
         lo, hi = torch.aminmax(index)
         return not bool((lo < 0) | (hi >= num_nodes))
 
-    found: bool = FACTS.get(("range", num_nodes), (index,), build, lambda value: 0)
-    return found
+    found: bool | None = FACTS.get(("range", num_nodes), (index,), build, lambda value: 0)
+    return bool(found)
 
 
 CACHE = Cache()  # structures, and tensors derived from graphs

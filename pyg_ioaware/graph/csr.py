@@ -1,11 +1,13 @@
 """Compressed rows of a graph: by target, and by source where a gradient needs it."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyg_ioaware import engines
+from pyg_ioaware.graph.streams import Made, made_now
 from pyg_ioaware.graph.tiles import split_rows
 
 _INT32_MAX = 2**31 - 1
@@ -43,9 +45,7 @@ class Adjacency:
         self.num_dst = by_target.rowptr.numel() - 1
         self.num_edges = by_target.idx.numel()
         self.by_target = by_target
-        self._by_source: CSR | None = None
-        self._by_source_in_place: CSR | None = None
-        self._inv_degree: dict[torch.dtype, Tensor] = {}
+        self._parts: dict[Hashable, tuple[Any, Made | None]] = {}
 
     @classmethod
     def from_pair(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> "Adjacency | None":
@@ -108,29 +108,44 @@ class Adjacency:
     @property
     def by_source(self) -> CSR:
         """The rows of the transpose; :obj:`idx` holds targets, :obj:`perm` the input edges."""
-        # No lock: a fork or a finaliser would find it taken. Two threads at once build it twice.
-        found = self._by_source
-        if found is None:
-            with torch.inference_mode(False), torch.no_grad():
-                self._by_source = found = self._transpose()
+        found: CSR = self._part("by_source", self._transpose)
         return found
 
     @property
     def by_source_in_place(self) -> CSR:
         """The rows of the transpose; :obj:`perm` holds positions in the rows by target."""
-        csr = self.by_source
         if self.by_target.perm is None:
-            return csr
-        found = self._by_source_in_place
-        if found is None:
-            with torch.inference_mode(False), torch.no_grad():
-                perm, place = self.by_target.perm, torch.empty_like(csr.idx)
-                place[perm.long()] = torch.arange(
-                    self.num_edges, dtype=place.dtype, device=place.device
-                )
-                place = place if csr.perm is None else place[csr.perm.long()]
-            self._by_source_in_place = found = csr._replace(perm=place)
+            return self.by_source
+        found: CSR = self._part("by_source_in_place", self._transpose_in_place)
         return found
+
+    def inv_degree(self, dtype: torch.dtype) -> Tensor:
+        """Returns one over the in-degree of each target (1 where it is 0), of shape [num_dst]."""
+
+        def build() -> Tensor:
+            return self.by_target.rowptr.diff().clamp(min=1).to(dtype).reciprocal()
+
+        found: Tensor = self._part(dtype, build)
+        return found
+
+    def _part(self, name: Hashable, build: Callable[[], Any]) -> Any:
+        """Returns what is built when it is first asked for."""
+        # No lock: a fork or a finaliser would find it taken. Two threads at once build it twice.
+        kept = self._parts.get(name)
+        if kept is None:
+            with torch.inference_mode(False), torch.no_grad():
+                kept = self._parts[name] = (build(), made_now(self.by_target.rowptr.device))
+        value, made = kept
+        if made is not None:
+            made.wait(_tensors(value))
+        return value
+
+    def _transpose_in_place(self) -> CSR:
+        csr, perm = self.by_source, self.by_target.perm
+        assert perm is not None
+        place = torch.empty_like(csr.idx)
+        place[perm.long()] = torch.arange(self.num_edges, dtype=place.dtype, device=place.device)
+        return csr._replace(perm=place if csr.perm is None else place[csr.perm.long()])
 
     def _transpose(self) -> CSR:
         rowptr, idx, perm, _, _ = self.by_target
@@ -144,14 +159,6 @@ class Adjacency:
                 idx_t = idx  # A symmetric graph is held once.
         return _csr(rowptr_t, idx_t, order if perm is None else perm[order])
 
-    def inv_degree(self, dtype: torch.dtype) -> Tensor:
-        """Returns one over the in-degree of each target (1 where it is 0), of shape [num_dst]."""
-        if dtype not in self._inv_degree:
-            with torch.inference_mode(False), torch.no_grad():
-                degree = self.by_target.rowptr.diff().clamp(min=1)
-                self._inv_degree[dtype] = degree.to(dtype).reciprocal()
-        return self._inv_degree[dtype]
-
     def edges(self) -> tuple[Tensor, Tensor]:
         """Returns source and target at each position of the rows by target, as int64."""
         rowptr, idx, _, _, _ = self.by_target
@@ -159,17 +166,22 @@ class Adjacency:
         return idx.long(), row.repeat_interleave(rowptr.diff(), output_size=self.num_edges)
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """All that it holds now, the rows by source included once they exist."""
+        values = [self.by_target, *(value for value, _ in list(self._parts.values()))]
+        return list({id(t): t for value in values for t in _tensors(value)}.values())
+
+    @property
     def nbytes(self) -> int:
-        """Bytes held now, the rows by source included once they exist."""
-        held: dict[int, int] = {}
-        for csr in (self.by_target, self._by_source, self._by_source_in_place):
-            for t in csr[:4] if csr is not None else ():
-                if isinstance(t, Tensor):
-                    held[id(t)] = t.nbytes
-        return sum(held.values()) + sum(t.nbytes for t in self._inv_degree.values())
+        """Bytes held now."""
+        return sum(t.nbytes for t in self.tensors)
 
     def __repr__(self) -> str:
         return f"Adjacency({self.num_src} -> {self.num_dst}, num_edges={self.num_edges})"
+
+
+def _tensors(value: CSR | Tensor) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else [t for t in value if isinstance(t, Tensor)]
 
 
 def _index_dtype(largest: int) -> torch.dtype:

@@ -59,6 +59,8 @@ def on_nodes(
         shaped: Tensor = messages.src.reshape(messages.src.size(0), *sizes)
         return shaped
     unused = CACHE.unused(messages.ends, messages.src.size(0))
+    if unused is None:
+        return None
     src = _without(unused, messages.src)
     out: Any = None
     if func in _ELEMENTWISE and not kwargs.get("inplace"):

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pyg_ioaware import ops, support
 from pyg_ioaware.graph.cache import CACHE, in_range
 from pyg_ioaware.graph.identity import same_memory
+from pyg_ioaware.graph.streams import is_capturing
 from pyg_ioaware.messages.commute import SHAPING, on_nodes
 from pyg_ioaware.record import RECORD
 
@@ -267,6 +268,8 @@ def gather(conv: Any, src: Tensor, index: Tensor, stock: Stock) -> Tensor:
             RECORD.pend(owner, "; ".join(why))
         return stock(conv, src, index)
     if not in_range(index, src.size(0)):
+        if is_capturing(src.device):
+            RECORD.pend(owner, "edges not prepared before a CUDA graph is captured ('prepare')")
         return stock(conv, src, index)  # it raises, and its message says what is wrong
     return _lazy(owner, src, index, None, partial(stock, conv, src, index))
 

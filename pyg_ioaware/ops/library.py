@@ -1,5 +1,6 @@
 """The dispatcher's view of the primitives, and what all of them share."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,9 +35,33 @@ def primitive(
         for device in devices:
             LIBRARY.impl(name, fn, device)
         torch.library.register_fake(f"pyg_ioaware::{name}", fake, lib=LIBRARY)
-        return getattr(torch.ops.pyg_ioaware, name).default
+        op = getattr(torch.ops.pyg_ioaware, name).default
+
+        @functools.wraps(fn)
+        def call(first: Tensor, *args: Any) -> Any:
+            # The dispatcher costs some 20 us, and is needed where something else listens.
+            if _is_plain(first):
+                return fn(first, *args)
+            return op(first, *args)
+
+        return call
 
     return register
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Tells whether nothing but the engine would see an operation on a tensor."""
+    return (
+        type(tensor) is Tensor
+        and not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch._C._autograd._profiler_enabled()
+        and tensor.device.type in _ENGINES
+    )
+
+
+_ENGINES = ("cpu", "cuda")
 
 
 def launch(kernel: str, csr: CSR, *args: CSR | Tensor | float | None) -> None:
@@ -104,7 +129,16 @@ def check(x: Tensor, num_rows: int, weight: Tensor | None, num_edges: int, name:
 
 def rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns x as [N, F] in the given dtype, differentiably."""
+    if x.dtype is dtype and x.dim() == 2:
+        return x
     return x.to(dtype).reshape(x.size(0), math.prod(x.shape[1:]))
+
+
+def like(out: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns rows in the shape that x has behind its first dimension, and in the given dtype."""
+    if x.dim() != 2:
+        out = out.view(out.size(0), *x.shape[1:])
+    return out if out.dtype is dtype else out.to(dtype)
 
 
 def per_head(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -16,6 +16,7 @@ from pyg_ioaware.ops.library import (
     gathers,
     is_batched,
     launch,
+    like,
     per_head,
     primitive,
     rows,
@@ -310,4 +311,4 @@ def reduce(
     out: Tensor = Reduce.apply(  # type: ignore[no-untyped-call]
         rows(x, work), per_head(weight, work), adj, reduce == "max", ties
     )
-    return out.view(adj.num_dst, *x.shape[1:]).to(dtype)
+    return like(out, x, dtype)

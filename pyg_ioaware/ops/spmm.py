@@ -15,6 +15,7 @@ from pyg_ioaware.ops.library import (
     compute_dtype,
     is_batched,
     launch,
+    like,
     per_head,
     primitive,
     rows,
@@ -125,4 +126,4 @@ def spmm(x: Tensor, adj: Adjacency, weight: Tensor | None = None, mean: bool = F
     out: Tensor = SpMM.apply(  # type: ignore[no-untyped-call]
         rows(x, work), per_head(weight, work), adj, mean, False
     )
-    return out.view(adj.num_dst, *x.shape[1:]).to(dtype)
+    return like(out, x, dtype)

@@ -52,6 +52,7 @@ class Kernel:
             for i, code in enumerate(codes)
         ]
         self._loaded: dict[tuple[Any, ...], Launch] = {}
+        self._dtypes: dict[Macros, list[torch.dtype | None]] = {}
         self._local = threading.local()
 
     def __call__(
@@ -72,56 +73,63 @@ class Kernel:
         if not grid[0] or not grid[1]:
             return
         values, device = self._pack(macros, args)
-        stream = runtime.stream(device)
         key = (runtime, macros, threads, device)
         launch = self._loaded.get(key)
         if launch is None:
             options = tuple(f"-D{name}={value}" for name, value in (*macros, ("THREADS", threads)))
             launch = runtime.load(self.source, self.name, options, device)
             self._loaded[key] = launch
-        buffer, pointers = self._buffer()
+        try:
+            buffer, pointers = self._local.memory
+        except AttributeError:
+            buffer, pointers = self._allocate()
         self._struct.pack_into(buffer, 0, *values)
-        launch(*grid, threads, stream, pointers)
+        launch(*grid, threads, runtime.stream(device), pointers)
 
     def _pack(self, macros: Macros, args: Sequence[Any]) -> tuple[list[Any], int]:
         """Returns the values to pass, and the device of the tensors among them."""
-        if len(args) != len(self.params):
-            raise TypeError(f"'{self.name}' takes {len(self.params)} arguments (got {len(args)})")
-        types = _types(macros)
+        dtypes = self._dtypes.get(macros[:2])
+        if dtypes is None:
+            dtypes = self._dtypes[macros[:2]] = _dtypes(macros, self.params)
+        if len(args) != len(dtypes):
+            raise TypeError(f"'{self.name}' takes {len(dtypes)} arguments (got {len(args)})")
         values, device = [], None
-        for value, (name, kind) in zip(args, self.params, strict=True):
-            if kind in _CODES:
+        for value, dtype in zip(args, dtypes, strict=True):
+            if dtype is None:
                 values.append(value)
             elif value is None:
                 values.append(0)
             else:
-                if value.dtype is not types[kind] or not value.is_contiguous():
-                    raise TypeError(
-                        f"'{self.name}' expects '{name}' contiguous, of dtype '{types[kind]}' (got "
-                        f"strides {value.stride()} and '{value.dtype}')"
-                    )
+                place = value.get_device()
                 if device is None:
-                    device = value.device
-                elif value.device != device:
-                    raise TypeError(
-                        f"'{self.name}' expects its operands on one device (got '{device}' and "
-                        f"'{value.device}')"
-                    )
+                    device = place
+                if value.dtype is not dtype or place != device or not value.is_contiguous():
+                    raise TypeError(self._complaint(args, dtypes))
                 values.append(value.data_ptr())
         if device is None:
             raise TypeError(f"'{self.name}' expects at least one tensor (got none)")
-        return values, device.index or 0
+        return values, max(device, 0)
 
-    def _buffer(self) -> tuple[Any, int]:
-        """Memory for the arguments, and the address of the pointers to them; one per thread."""
-        found: tuple[Any, int] | None = getattr(self._local, "found", None)
-        if found is None:
-            buffer = ctypes.create_string_buffer(self._struct.size)
-            start = ctypes.addressof(buffer)
-            pointers = (ctypes.c_void_p * len(self._offsets))(*(start + o for o in self._offsets))
-            self._local.keep = pointers
-            self._local.found = found = buffer, ctypes.addressof(pointers)
-        return found
+    def _complaint(self, args: Sequence[Any], dtypes: Sequence[torch.dtype | None]) -> str:
+        given = [
+            f"{name}: '{t.dtype}' for '{dtype}', strides {t.stride()}, '{t.device}'"
+            for (name, _), t, dtype in zip(self.params, args, dtypes, strict=True)
+            if isinstance(t, Tensor)
+        ]
+        return (
+            f"'{self.name}' expects contiguous operands of its dtypes on one device "
+            f"(got {'; '.join(given)})"
+        )
+
+    def _allocate(self) -> tuple[Any, int]:
+        """Memory of this thread for the arguments, and the address of the pointers to them."""
+        buffer = ctypes.create_string_buffer(self._struct.size)
+        start = ctypes.addressof(buffer)
+        pointers = (ctypes.c_void_p * len(self._offsets))(*(start + o for o in self._offsets))
+        self._local.keep = pointers
+        self._local.memory = buffer, ctypes.addressof(pointers)
+        memory: tuple[Any, int] = self._local.memory
+        return memory
 
 
 def types_of(x: Tensor, index: Tensor) -> Macros:
@@ -129,25 +137,19 @@ def types_of(x: Tensor, index: Tensor) -> Macros:
     return ("SCALAR", _SCALARS[x.dtype]), ("INDEX", _BITS[index.dtype])
 
 
-_TYPES: dict[Macros, dict[str, torch.dtype]] = {}
-
-
-def _types(macros: Macros) -> dict[str, torch.dtype]:
-    """Returns the dtype behind each type of pointer, from the first two macros."""
-    found = _TYPES.get(macros[:2])
-    if found is None:
-        scalar = {code: dtype for dtype, code in _SCALARS.items()}[macros[0][1]]
-        index = {bits: dtype for dtype, bits in _BITS.items()}[macros[1][1]]
-        found = {
-            "T*": scalar,
-            "A*": torch.float64 if scalar is torch.float64 else torch.float32,
-            "I*": index,
-            "i32*": torch.int32,
-            "i64*": torch.int64,
-            "u8*": torch.uint8,
-        }
-        _TYPES[macros[:2]] = found
-    return found
+def _dtypes(macros: Macros, params: Sequence[tuple[str, str]]) -> list[torch.dtype | None]:
+    """Returns the dtype behind each pointer, None for values, from the first two macros."""
+    scalar = {code: dtype for dtype, code in _SCALARS.items()}[macros[0][1]]
+    index = {bits: dtype for dtype, bits in _BITS.items()}[macros[1][1]]
+    pointers = {
+        "T*": scalar,
+        "A*": torch.float64 if scalar is torch.float64 else torch.float32,
+        "I*": index,
+        "i32*": torch.int32,
+        "i64*": torch.int64,
+        "u8*": torch.uint8,
+    }
+    return [None if kind in _CODES else pointers[kind] for _, kind in params]
 
 
 class CUDARuntime:

@@ -1,5 +1,6 @@
 """How the features of a row are spread over lanes: a pure function of shapes and alignment."""
 
+import functools
 from typing import NamedTuple
 
 from torch import Tensor
@@ -34,7 +35,7 @@ class Layout(NamedTuple):
         return -(-groups * self.lanes // THREADS)
 
 
-def layout(width: int, unit: int, *tables: Tensor | None) -> Layout:
+def layout(width: int, unit: int, *tables: Tensor) -> Layout:
     r"""Chooses how rows of numbers are read.
 
     Args:
@@ -42,10 +43,16 @@ def layout(width: int, unit: int, *tables: Tensor | None) -> Layout:
         unit (int): Numbers that an access must not cross: the channels of a head, or a row.
         *tables (torch.Tensor): The tables whose rows are accessed, of one dtype.
     """
-    given = [t for t in tables if t is not None]
-    size = given[0].element_size()
+    address = 0
+    for table in tables:
+        address |= table.data_ptr()
+    return _layout(width, unit, tables[0].element_size(), address % _WIDEST)
+
+
+@functools.cache
+def _layout(width: int, unit: int, size: int, address: int) -> Layout:
     vec = max(1, _WIDEST // size)
-    while vec > 1 and (unit % vec or any(t.data_ptr() % (vec * size) for t in given)):
+    while vec > 1 and (unit % vec or address % (vec * size)):
         vec //= 2
     accesses = max(1, -(-width // vec))
     lanes = min(32, 1 << (accesses - 1).bit_length())
