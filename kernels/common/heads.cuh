@@ -175,3 +175,10 @@ DEVICE void rescale(acc_t (&sum)[NV][VEC], const acc_t (&factor)[SLOTS]) {
 #pragma unroll
     for (int v = 0; v < VEC; v++) sum[n][v] *= factor[n / HEAD_VECS];
 }
+
+DEVICE void clear(acc_t (&sum)[NV][VEC]) {
+#pragma unroll
+  for (int n = 0; n < NV; n++)
+#pragma unroll
+    for (int v = 0; v < VEC; v++) sum[n][v] = 0;
+}
