@@ -25,15 +25,15 @@ struct Forward {
   acc_t scale, query[NV][VEC], sum[NV][VEC];
 
   template <bool FULL>
-  DEVICE_MEMBER void load(Batch& rows, long long k, const index_t (&source)[BATCH]) const {
+  DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
     load_rows<FULL>(key, source, place, rows.key);
     load_rows<FULL>(value, source, place, rows.value);
   }
   DEVICE_MEMBER void scores(const Batch& rows, acc_t (&parts)[SLOTS][BATCH]) const {
     add_dots(query, rows.key, parts);
   }
-  DEVICE_MEMBER acc_t score(acc_t total) const { return scale * total; }
-  DEVICE_MEMBER void add(const Batch& rows, const acc_t (&change)[SLOTS],
+  DEVICE_MEMBER acc_t score(acc_t total) const { return rounded_product(scale, total); }
+  DEVICE_MEMBER void add(Batch& rows, const acc_t (&change)[SLOTS],
                          const acc_t (&weights)[SLOTS][BATCH]) {
     rescale(sum, change);
     add_weighted(sum, weights, rows.value);
@@ -83,7 +83,7 @@ struct Backward {
   acc_t scale, query[NV][VEC], grad[NV][VEC], sum[NV][VEC], mass[NV][VEC];
 
   template <bool FULL>
-  DEVICE_MEMBER void load(Batch& rows, long long k, const index_t (&source)[BATCH]) const {
+  DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
     load_rows<FULL>(key, source, place, rows.key);
     load_rows<FULL>(value, source, place, rows.value);
   }
@@ -92,8 +92,8 @@ struct Backward {
     add_dots(query, rows.key, scores);
     add_dots(grad, rows.value, dots);
   }
-  DEVICE_MEMBER acc_t score(acc_t total) const { return scale * total; }
-  DEVICE_MEMBER void add(const Batch& rows, const acc_t (&a)[SLOTS][BATCH],
+  DEVICE_MEMBER acc_t score(acc_t total) const { return rounded_product(scale, total); }
+  DEVICE_MEMBER void add(Batch& rows, const acc_t (&a)[SLOTS][BATCH],
                          const acc_t (&at)[SLOTS][BATCH]) {
     add_weighted(sum, at, rows.key);
     add_weighted(mass, a, rows.key);
@@ -179,7 +179,7 @@ struct BackwardSource {
     load_rows<FULL>(grad, source, place, rows.grad);
     load_rows<FULL>(query, source, place, rows.query);
   }
-  DEVICE_MEMBER void add(const Batch& rows, const acc_t (&weights)[SLOTS][BATCH],
+  DEVICE_MEMBER void add(Batch& rows, const acc_t (&weights)[SLOTS][BATCH],
                          const acc_t (&slopes)[SLOTS][BATCH]) {
     add_weighted(sum, weights, rows.grad);
     add_weighted(key_sum, slopes, rows.query);

@@ -24,7 +24,7 @@ template <class Op> struct Attend {
   Softmax softmax[SLOTS];
   unsigned seen;  // not zero if there is an edge
 
-  template <bool FULL> DEVICE_MEMBER void batch(long long k, const index_t (&mine)[LOADS]) {
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
     index_t source[BATCH];
     const unsigned used = spread<FULL>(mine, source);
     seen |= used;
@@ -77,8 +77,8 @@ DEVICE void attend(Op& op, const Graph& graph, const Edges& edges, const Place& 
     }
     factor[s] = whole ? total : 1;
     if (edges.row < 0 || place.sub || !place.has(s)) continue;
-    acc_t* stats = whole ? kept.stats + edges.row * 2 * place.heads
-                         : kept.partial_stats + edges.part * 2 * place.heads;
+    acc_t* stats = whole ? kept.stats + edges.row * 2ll * place.heads
+                         : kept.partial_stats + edges.part * 2ll * place.heads;
     stats[place.head_of(s)] = top, stats[place.heads + place.head_of(s)] = total;
   }
   if (edges.row >= 0) op.finish(edges.row, edges.part, factor);

@@ -9,12 +9,6 @@
 #pragma once
 #include "edges.cuh"
 
-#if INDEX == 64
-typedef long long position_t;
-#else
-typedef unsigned position_t;
-#endif
-
 template <class Op> struct Source {
   Op& op;
   const Edges& edges;
@@ -23,15 +17,14 @@ template <class Op> struct Source {
   const acc_t* terms;
   position_t next[BATCH];  // positions of the lane's edges of the next batch
 
-  DEVICE_MEMBER void fetch(long long k) {
+  DEVICE_MEMBER void fetch(position_t k) {
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
-      const long long at = k + place.own_edge(i);
-      next[i] = at < edges.end ? (perm ? (position_t)__ldg(perm + at) : (position_t)at)
-                               : (position_t)edges.loop;
+      const position_t at = k + place.own_edge(i);
+      next[i] = at >= edges.end ? edges.loop : perm ? (position_t)__ldg(perm + at) : at;
     }
   }
-  template <bool FULL> DEVICE_MEMBER void batch(long long k, const index_t (&mine)[LOADS]) {
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
     index_t source[BATCH];
     const unsigned used = spread<FULL>(mine, source);
     position_t own[BATCH];

@@ -38,14 +38,14 @@ template <class Op> struct Target {
   acc_t top[SLOTS], inverse[SLOTS], centre[SLOTS];
   acc_t shift[SLOTS], mass[SLOTS];     // the lane's sums of a * (t - centre), and of a
   acc_t a[SLOTS][BATCH], t[SLOTS][BATCH];  // of the batch at `held`
-  long long held;
+  position_t held;
 
   DEVICE_MEMBER void start() {
     held = edges.begin;
 #pragma unroll
     for (int s = 0; s < SLOTS; s++) {
       const bool has = edges.row >= 0 && place.has(s);
-      const acc_t* stats = tables.stats + edges.row * 2 * place.heads + place.head_of(s);
+      const acc_t* stats = tables.stats + edges.row * 2ll * place.heads + place.head_of(s);
       top[s] = has ? stats[0] : 0, inverse[s] = has ? stats[place.heads] : 0;
       centre[s] = shift[s] = mass[s] = 0;
 #pragma unroll
@@ -54,8 +54,8 @@ template <class Op> struct Target {
   }
 
   // Where the terms of a lane's edge of the batch at k are, or null.
-  DEVICE_MEMBER acc_t* at(long long k, int s, int i) const {
-    const long long edge = k + place.own_edge(i);
+  DEVICE_MEMBER acc_t* at(position_t k, int s, int i) const {
+    const position_t edge = k + place.own_edge(i);
     if (edge >= edges.stop || !place.writes(s)) return nullptr;
     return tables.terms + edges.position(edge) * 2 * place.heads + place.head_of(s);
   }
@@ -85,7 +85,7 @@ template <class Op> struct Target {
     if (DROPOUT && factor == 0) weight = -weight;
   }
 
-  template <bool FULL> DEVICE_MEMBER void batch(long long k, const index_t (&mine)[LOADS]) {
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
     if (k > edges.begin) write();
     held = k;
     index_t source[BATCH];
@@ -129,7 +129,7 @@ template <class Op> struct Target {
   // The batches that were written before delta was known: each number by the lane that wrote it.
   DEVICE_MEMBER void settle_written(int s, acc_t delta) const {
 #pragma unroll 4
-    for (long long k = edges.begin; k < held; k += BATCH)
+    for (position_t k = edges.begin; k < held; k += BATCH)
 #pragma unroll
       for (int i = 0; i < OWN; i++)
         if (acc_t* to = at(k, s, i)) {
@@ -145,7 +145,7 @@ template <class Op> struct Target {
     for (int s = 0; s < SLOTS; s++) {
       shift[s] = sum_over_edges(shift[s]), mass[s] = sum_over_edges(mass[s]);
       if (edges.part >= 0) {
-        const long long head = edges.part * place.heads + place.head_of(s);
+        const long long head = (long long)edges.part * place.heads + place.head_of(s);
         if (place.sub || !place.has(s)) continue;
         tables.partial_delta[head] = shift[s] + centre[s] * mass[s];
         tables.centre[head] = centre[s];
@@ -175,10 +175,10 @@ DEVICE void attend_target(Op& op, const Graph& graph, const Edges& edges, const 
 DEVICE void settle_tile(const Graph& graph, acc_t* terms, const acc_t* delta, int heads,
                         acc_t keep) {
   const Edges edges(graph, blockIdx.x);
-  for (long long n = threadIdx.x; n < (edges.stop - edges.begin) * heads; n += THREADS) {
+  for (long long n = threadIdx.x; n < (long long)(edges.stop - edges.begin) * heads; n += THREADS) {
     const int head = n % heads;
     acc_t* at = terms + edges.position(edges.begin + n / heads) * 2 * heads + head;
-    settle(at[0], at[heads], delta[edges.row * heads + head], keep);
+    settle(at[0], at[heads], delta[(long long)edges.row * heads + head], keep);
   }
 }
 

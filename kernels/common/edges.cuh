@@ -8,6 +8,13 @@
 #define SHARERS (LANES < BATCH ? LANES : BATCH)  // lanes that load indices for their group
 #define LOADS (BATCH / SHARERS)
 
+// 32 bits where the indices have as many: few registers matter more than short code.
+#if INDEX == 64
+typedef long long position_t;
+#else
+typedef unsigned position_t;
+#endif
+
 struct Graph {
   const index_t *rowptr, *idx;
   const long long* tiles;
@@ -17,27 +24,28 @@ struct Graph {
 };
 
 struct Edges {
-  long long row, begin, end, part;  // row is -1 where there is nothing to do
-  long long stop, loop;             // the end with the self-loop, and the position of that
+  index_t row, part;             // row is -1 where there is nothing to do, part of a whole row
+  position_t begin, end;         // of the edges
+  position_t stop, loop;         // the end with the self-loop, and the position of that
 
   DEVICE_MEMBER Edges(const Graph& graph, long long item) {
     Item it;
     if (!find_item(it, item, graph.rowptr, graph.tiles, graph.num_rows, graph.num_tiles,
                    graph.split))
       it.row = it.part = -1, it.begin = it.end = 0;
-    row = it.row, begin = it.begin, end = stop = it.end, part = it.part, loop = -1;
+    row = it.row, begin = it.begin, end = stop = it.end, part = it.part, loop = 0;
 #if LOOPS
     if (row >= 0 && row < graph.num_loops && (part < 0 || end == graph.rowptr[row + 1]))
       stop = end + 1, loop = graph.num_edges() + row;
 #endif
   }
-  DEVICE_MEMBER long long position(long long at) const { return LOOPS && at == end ? loop : at; }
+  DEVICE_MEMBER long long position(position_t at) const { return LOOPS && at == end ? loop : at; }
 
   // The lane's share of the sources of a batch, -1 for none.
-  DEVICE_MEMBER void fetch(const index_t* idx, long long k, index_t (&mine)[LOADS]) const {
+  DEVICE_MEMBER void fetch(const index_t* idx, position_t k, index_t (&mine)[LOADS]) const {
 #pragma unroll
     for (int i = 0; i < LOADS; i++) {
-      const long long at = k + i * SHARERS + threadIdx.x % SHARERS;
+      const position_t at = k + i * SHARERS + threadIdx.x % SHARERS;
       mine[i] = at < end ? __ldg(idx + at) : -1;
 #if LOOPS
       if (mine[i] == row) mine[i] = -1;
@@ -65,7 +73,7 @@ DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
 template <class Step> DEVICE void walk(const Edges& edges, const index_t* idx, Step& step) {
   index_t next[LOADS];
   edges.fetch(idx, edges.begin, next);
-  for (long long k = edges.begin; any_group(k < edges.stop); k += BATCH) {
+  for (position_t k = edges.begin; any_group(k < edges.stop); k += BATCH) {
     index_t mine[LOADS];
 #pragma unroll
     for (int i = 0; i < LOADS; i++) mine[i] = next[i];

@@ -153,7 +153,7 @@ DEVICE void add_dots(const acc_t (&left)[NV][VEC], const Packed (&rows)[BATCH][N
 
 // sum += weights[u] * rows[u] over the edges of a batch, each head by its own weights
 DEVICE void add_weighted(acc_t (&sum)[NV][VEC], const acc_t (&weights)[SLOTS][BATCH],
-                         const Packed (&rows)[BATCH][NV]) {
+                         Packed (&rows)[BATCH][NV]) {
 #pragma unroll
   for (int u = 0; u < BATCH; u++)
 #pragma unroll
@@ -162,6 +162,7 @@ DEVICE void add_weighted(acc_t (&sum)[NV][VEC], const acc_t (&weights)[SLOTS][BA
 #pragma unroll
       for (int n = s * HEAD_VECS; n < (s + 1) * HEAD_VECS; n++) {
         acc_t values[VEC];
+        unpack_anew(rows[u][n]);
         unpack(rows[u][n], values);
         add_scaled(sum[n], weight, values);
       }
