@@ -2,65 +2,124 @@
 // Maths     out[i] = sum_k softmax_k(scale * query[i] . key[idx[k]]) * value[idx[k]]
 // Shapes    query, out [N, H*C]  key, value [S, H*C]  stats [N, 2*H] (acc_t)  scores [E, H] (acc_t)
 //           or null  partial, partial_stats as out, stats, for each tile  rowptr [N + 1]  idx [E]
+//           where EDGE_VECS, attr [E, D]  edge_query, edge_out [N, H*D]: scale * edge_query[i] . attr[k]
+//           is added to scores, and edge_out[i] = sum_k softmax_k * attr[k]
 // Mapping   all heads of a row or tile in LANES lanes (heads.cuh), more heads by blockIdx.y
 // Traffic   gathers E rows of key and of value (and idx); query, out and stats once
 // Numerics  acc_t sums; a row without edges gives 0, one of scores -inf NaN; tiles merge in order
 // Limits    VEC divides C
 #define LOOPS 0
+#define EDGES (EDGE_VECS > 0)
 #define ROW_WORDS (NV * VEC * (int)sizeof(scalar_t) / 4)
 #define BATCH (ROW_WORDS <= 2 ? 8 : ROW_WORDS <= 4 ? 4 : ROW_WORDS <= 8 ? 2 : 1)
 #include "common/attend.cuh"
 #include "common/attend_source.cuh"
 #include "common/attend_target.cuh"
 #include "common/merge.cuh"
+#if EDGES
+#include "common/edge_features.cuh"
+#endif
 
-struct Forward {
-  struct Batch {
-    Packed key[BATCH][NV], value[BATCH][NV];
-  };
-  const Place& place;
+struct Rows {
+  Packed key[BATCH][NV], value[BATCH][NV];
+#if EDGES
+  const scalar_t* attr[BATCH];
+#endif
+};
+
+// The tables of sources, and features of edges.
+struct Operands {
   const scalar_t *key, *value;
-  scalar_t* out;
-  acc_t* partial;
-  acc_t scale, query[NV][VEC], sum[NV][VEC];
+  const index_t* perm;
+  const scalar_t* attr;
+  int dim;
 
   template <bool FULL>
-  DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
+  DEVICE_MEMBER void load(Rows& rows, position_t k, const index_t (&source)[BATCH],
+                          const Place& place) const {
+#if EDGES
+#pragma unroll
+    for (int u = 0; u < BATCH; u++) {
+      position_t edge = 0;  // the weight of no edge is zero
+      if (FULL || source[u] >= 0) edge = perm ? (position_t)__ldg(perm + k + u) : k + u;
+      rows.attr[u] = attr + (long long)edge * dim;
+    }
+#endif
     load_rows<FULL>(key, source, place, rows.key);
     load_rows<FULL>(value, source, place, rows.value);
   }
+};
+
+struct Forward {
+  typedef Rows Batch;
+  const Place& place;
+  const Operands& from;
+  scalar_t* out;
+  acc_t* partial;
+  acc_t scale, query[NV][VEC], sum[NV][VEC];
+#if EDGES
+  const scalar_t* edge_query;  // of the row
+  scalar_t* edge_out;
+  acc_t *partial_edge, edge_sum[SLOTS][EDGE_VECS];
+#endif
+
+  template <bool FULL>
+  DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
+    from.load<FULL>(rows, k, source, place);
+  }
   DEVICE_MEMBER void scores(const Batch& rows, acc_t (&parts)[SLOTS][BATCH]) const {
     add_dots(query, rows.key, parts);
+#if EDGES
+    add_edge_dots(edge_query, rows.attr, from.dim, place, parts);
+#endif
   }
   DEVICE_MEMBER acc_t score(acc_t total) const { return rounded_product(scale, total); }
   DEVICE_MEMBER void add(Batch& rows, const acc_t (&change)[SLOTS],
                          const acc_t (&weights)[SLOTS][BATCH]) {
     rescale(sum, change);
     add_weighted(sum, weights, rows.value);
+#if EDGES
+    rescale_edges(edge_sum, change);
+    add_weighted_edges(edge_sum, weights, rows.attr, from.dim, place);
+#endif
   }
   DEVICE_MEMBER void finish(long long row, long long part, const acc_t (&factor)[SLOTS]) {
-    if (part >= 0) return store_partial(partial, part, place, sum);
     rescale(sum, factor);
-    store_row(out, row, place, sum);
+#if EDGES
+    rescale_edges(edge_sum, factor);
+    if (part < 0) store_edges(edge_out, row, from.dim, place, edge_sum);
+    if (part >= 0) store_edges(partial_edge, part, from.dim, place, edge_sum);
+#endif
+    if (part < 0) store_row(out, row, place, sum);
+    if (part >= 0) store_partial(partial, part, place, sum);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     transformer(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
-                const long long* __restrict__ tiles, const scalar_t* __restrict__ query,
-                const scalar_t* __restrict__ key, const scalar_t* __restrict__ value,
-                const long long* __restrict__ seed, scalar_t* __restrict__ out,
+                const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+                const scalar_t* __restrict__ query, const scalar_t* __restrict__ key,
+                const scalar_t* __restrict__ value, const scalar_t* __restrict__ attr,
+                const scalar_t* __restrict__ edge_query, const long long* __restrict__ seed,
+                scalar_t* __restrict__ out, scalar_t* __restrict__ edge_out,
                 acc_t* __restrict__ stats, acc_t* __restrict__ scores,
-                acc_t* __restrict__ partial, acc_t* __restrict__ partial_stats,
-                long long num_rows, long long num_tiles, long long split, int heads, int channels,
-                double scale, long long threshold, double keep) {
+                acc_t* __restrict__ partial, acc_t* __restrict__ partial_edge,
+                acc_t* __restrict__ partial_stats, long long num_rows, long long num_tiles,
+                long long split, int heads, int channels, int dim, double scale,
+                long long threshold, double keep) {
   const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, -1};
   const Edges edges(graph, group_of_launch());
   if (!any_group(edges.row >= 0)) return;
   const Place place(heads, channels);
   const Dropout dropout = {seed, threshold, (acc_t)keep};
-  Forward op = {place, key, value, out, partial, (acc_t)scale};
+  const Operands operands = {key, value, perm, attr, dim};
+  Forward op = {place, operands, out, partial, (acc_t)scale};
   clear(op.sum);
+#if EDGES
+  op.edge_query = edge_query + max(edges.row, 0) * (long long)heads * dim;
+  op.edge_out = edge_out, op.partial_edge = partial_edge;
+  clear_edges(op.edge_sum);
+#endif
   load_row(query, edges.row, place, op.query);
   attend(op, graph, edges, place, dropout, {stats, partial_stats, scores});
 }
@@ -75,35 +134,60 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 struct Backward {
   enum { AFTER_DROPOUT = false };  // the weights that are handed out
-  typedef Forward::Batch Batch;
+  typedef Rows Batch;
   const Place& place;
-  const scalar_t *key, *value;
+  const Operands& from;
   scalar_t* grad_query;
   acc_t *partial, *partial_mass;
   acc_t scale, query[NV][VEC], grad[NV][VEC], sum[NV][VEC], mass[NV][VEC];
+#if EDGES
+  const scalar_t *edge_query, *grad_edge;  // of the row
+  scalar_t* grad_edge_query;
+  acc_t *partial_edge, *partial_edge_mass;
+  acc_t edge_sum[SLOTS][EDGE_VECS], edge_mass[SLOTS][EDGE_VECS];
+#endif
 
   template <bool FULL>
   DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
-    load_rows<FULL>(key, source, place, rows.key);
-    load_rows<FULL>(value, source, place, rows.value);
+    from.load<FULL>(rows, k, source, place);
   }
   DEVICE_MEMBER void dots(const Batch& rows, acc_t (&scores)[SLOTS][BATCH],
                           acc_t (&dots)[SLOTS][BATCH]) const {
     add_dots(query, rows.key, scores);
     add_dots(grad, rows.value, dots);
+#if EDGES
+    add_edge_dots(edge_query, rows.attr, from.dim, place, scores);
+    add_edge_dots(grad_edge, rows.attr, from.dim, place, dots);
+#endif
   }
   DEVICE_MEMBER acc_t score(acc_t total) const { return rounded_product(scale, total); }
   DEVICE_MEMBER void add(Batch& rows, const acc_t (&a)[SLOTS][BATCH],
                          const acc_t (&at)[SLOTS][BATCH]) {
     add_weighted(sum, at, rows.key);
     add_weighted(mass, a, rows.key);
+#if EDGES
+    add_weighted_edges(edge_sum, at, rows.attr, from.dim, place);
+    add_weighted_edges(edge_mass, a, rows.attr, from.dim, place);
+#endif
   }
   DEVICE_MEMBER void finish(const Edges& edges, const acc_t (&shift)[SLOTS]) {
     if (edges.part >= 0) {
       store_partial(partial, edges.part, place, sum);
       store_partial(partial_mass, edges.part, place, mass);
+#if EDGES
+      store_edges(partial_edge, edges.part, from.dim, place, edge_sum);
+      store_edges(partial_edge_mass, edges.part, from.dim, place, edge_mass);
+#endif
       return;
     }
+#if EDGES
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++)
+#pragma unroll
+      for (int i = 0; i < EDGE_VECS; i++)
+        edge_sum[s][i] = scale * fma(-shift[s], edge_mass[s][i], edge_sum[s][i]);
+    store_edges(grad_edge_query, edges.row, from.dim, place, edge_sum);
+#endif
 #pragma unroll
     for (int n = 0; n < NV; n++)
 #pragma unroll
@@ -123,21 +207,33 @@ struct Backward {
 // Limits    as above
 extern "C" __global__ void __launch_bounds__(THREADS)
     transformer_target(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
-                       const long long* __restrict__ tiles, const scalar_t* __restrict__ grad,
+                       const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+                       const scalar_t* __restrict__ grad, const scalar_t* __restrict__ grad_edge,
                        const acc_t* __restrict__ grad_weights, const scalar_t* __restrict__ query,
                        const scalar_t* __restrict__ key, const scalar_t* __restrict__ value,
-                       const acc_t* __restrict__ stats, const long long* __restrict__ seed,
-                       scalar_t* __restrict__ grad_query, acc_t* terms,
+                       const acc_t* __restrict__ stats, const scalar_t* __restrict__ attr,
+                       const scalar_t* __restrict__ edge_query,
+                       const long long* __restrict__ seed, scalar_t* __restrict__ grad_query,
+                       scalar_t* __restrict__ grad_edge_query, acc_t* terms,
                        acc_t* __restrict__ partial, acc_t* __restrict__ partial_mass,
+                       acc_t* __restrict__ partial_edge, acc_t* __restrict__ partial_edge_mass,
                        acc_t* __restrict__ partial_delta, acc_t* __restrict__ centre,
                        long long num_rows, long long num_tiles, long long split, int heads,
-                       int channels, double scale, long long threshold, double keep) {
+                       int channels, int dim, double scale, long long threshold, double keep) {
   const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, -1};
   const Edges edges(graph, group_of_launch());
   if (!any_group(edges.row >= 0)) return;
   const Place place(heads, channels);
   const Dropout dropout = {seed, threshold, (acc_t)keep};
-  Backward op = {place, key, value, grad_query, partial, partial_mass, (acc_t)scale};
+  const Operands operands = {key, value, perm, attr, dim};
+  Backward op = {place, operands, grad_query, partial, partial_mass, (acc_t)scale};
+#if EDGES
+  const long long own = max(edges.row, 0) * (long long)heads * dim;
+  op.edge_query = edge_query + own, op.grad_edge = grad_edge + own;
+  op.grad_edge_query = grad_edge_query;
+  op.partial_edge = partial_edge, op.partial_edge_mass = partial_edge_mass;
+  clear_edges(op.edge_sum), clear_edges(op.edge_mass);
+#endif
   load_row(query, edges.row, place, op.query);
   load_row(grad, edges.row, place, op.grad);
   clear(op.sum), clear(op.mass);
@@ -163,6 +259,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const TargetMerge tables = {tiles, partial, partial_mass, centre,   delta,
                               nullptr, grad_query, heads,   channels, (acc_t)scale};
   merge_rows<TargetSum>(tables, tiles, num_tiles, heads * channels);
+}
+
+// grad_attr[perm[k]] = sum_h scale * s_k,h * edge_query[i, h] + weight_k,h * grad_edge[i, h]
+extern "C" __global__ void __launch_bounds__(THREADS)
+    transformer_attr(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+                     const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+                     const scalar_t* __restrict__ grad_edge,
+                     const scalar_t* __restrict__ edge_query, const acc_t* __restrict__ terms,
+                     scalar_t* __restrict__ grad_attr, long long num_rows, long long num_tiles,
+                     long long split, int heads, int dim, double scale) {
+  const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, -1};
+  const Edges edges(graph, group_of_launch());
+  if (edges.row < 0) return;
+  const long long own = (long long)edges.row * heads * dim;
+  const long long count = (long long)(edges.end - edges.begin) * dim;
+  for (long long n = threadIdx.x % LANES; n < count; n += LANES) {
+    const long long position = edges.begin + n / dim;
+    const int d = n % dim;
+    acc_t total = 0;
+    for (int h = 0; h < heads; h++) {
+      const acc_t* term = terms + position * 2 * heads + h;
+      const long long at = own + (long long)h * dim + d;
+      total = fma((acc_t)scale * __ldg(term + heads), widen(__ldg(edge_query + at)), total);
+      total = fma(__ldg(term), widen(__ldg(grad_edge + at)), total);
+    }
+    const long long edge = perm ? (long long)__ldg(perm + position) : position;
+    grad_attr[edge * dim + d] = narrow(total);
+  }
 }
 
 struct BackwardSource {

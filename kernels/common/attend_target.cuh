@@ -24,8 +24,8 @@ struct TargetTables {
 
 // From weight and t to the weight after dropout and the gradient of the score.
 DEVICE void settle(acc_t& a, acc_t& t, acc_t delta, acc_t keep) {
-  const bool dropped = DROPOUT && a < 0;
-  t = (dropped ? -a : a) * (t - delta);
+  const bool dropped = DROPOUT && a < 0, skipped = LOOPS && a == 0 && t == 0;
+  t = skipped ? 0 : (dropped ? -a : a) * (t - delta);
   if (DROPOUT) a = dropped ? 0 : a * keep;
 }
 

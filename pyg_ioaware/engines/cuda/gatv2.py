@@ -9,6 +9,8 @@ from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 from pyg_ioaware.philox import keep_scale, threshold
 
+_LIN_DEPTH = 4  # features of edges that a block of gatv2_lin takes
+_MOST_LIN_SLOTS = 512
 MOST_SLOTS = 8192  # blocks of a launch that sums gradients of parameters
 
 _GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
@@ -77,6 +79,23 @@ _SOURCE = Kernel(
         *(*_GRAPH, ("grad", "T*"), ("x_l", "T*"), ("att", "T*"), ("terms", "A*")),
         *(("signs", "u8*"), ("grad_x_l", "T*"), ("slots", "f64*"), ("partial", "A*")),
         *(*_ROWS, *_SHAPE, ("slope", "f64")),
+    ],
+)
+_EDGE_SIZES = [("num_edges", "i64"), ("positions", "i64"), *_SHAPE, ("dim", "i32"), ("slope", "f64")]
+_LIN = Kernel(
+    "gatv2_edges",
+    "gatv2_lin",
+    [
+        *(("perm", "I*"), ("attr", "T*"), ("loop_attr", "T*"), ("terms", "A*"), ("signs", "u8*")),
+        *(("slots", "f64*"), *_EDGE_SIZES),
+    ],
+)
+_ATTR = Kernel(
+    "gatv2_edges",
+    "gatv2_attr",
+    [
+        *(("perm", "I*"), ("lin", "T*"), ("att", "T*"), ("terms", "A*"), ("signs", "u8*")),
+        *(("grad_attr", "T*"), ("grad_loop", "T*"), *_EDGE_SIZES),
     ],
 )
 
@@ -186,6 +205,36 @@ def gatv2_target(
         rest = (tiles, x_r, partial, slots[blocks:], count, *shape)
         _ATT(runtime, macros, (more, plan.slices), THREADS, *rest)
     torch.sum(slots, 0, out=att_parts[0])
+    if attr is None or lin is None or not dim:
+        return
+    types, positions = types_of(x_r, rowptr), terms.size(0)
+    if not positions:
+        return
+    edges = (terms, signs)
+    sizes = (idx.numel(), positions, *shape, dim, slope)
+    vec, slices = min(plan.vec, 4), -(-width // (32 * min(plan.vec, 4)))
+    blocks = max(1, min(_MOST_LIN_SLOTS, positions // max(dim, 64)))
+    slots = lin_sums.new_empty(blocks, dim, width)
+    macros = (*types, *_flat(vec, 1, 1))
+    grid = blocks, slices * -(-dim // _LIN_DEPTH)
+    _LIN(runtime, macros, grid, THREADS, perm, attr, loop_attr, *edges, slots, *sizes)
+    torch.sum(slots, 0, out=lin_sums[0])
+    if grad_attr is not None:
+        vectors = -(-width // (32 * plan.vec))
+        words = vectors * plan.vec * terms.element_size() // 4
+        batch = 8 if words <= 4 else 4 if words <= 8 else 2 if words <= 16 else 1
+        macros, warps = (*types, *_flat(plan.vec, vectors, batch)), -(-positions // batch)
+        grid = -(-warps * 32 // THREADS), 1
+        _ATTR(
+            *(runtime, macros, grid, THREADS, perm, lin, att),
+            *(*edges, grad_attr, grad_loop, *sizes),
+        )
+
+
+def _flat(vec: int, vectors: int, batch: int) -> Macros:
+    """Returns the specialisation of a row whose heads do not matter, in all lanes of a warp."""
+    lanes = (("LANES", 32), ("HEAD_LANES", 32), ("HEAD_VECS", vectors), ("FILLED", 0))
+    return ("VEC", vec), ("NV", vectors), ("BATCH", batch), *lanes
 
 
 def gatv2_source(

@@ -95,25 +95,26 @@ class HeadLayout(NamedTuple):
         return -(-groups * self.lanes // THREADS)
 
 
-def head_layout(heads: int, channels: int, *tables: Tensor) -> HeadLayout:
+def head_layout(heads: int, channels: int, *tables: Tensor, least: int = 1) -> HeadLayout:
     r"""Chooses how rows of several heads are read, a head by one group.
 
     Args:
         heads (int): The number of heads.
         channels (int): Numbers of a head.
         *tables (torch.Tensor): The tables whose rows are accessed, of one dtype.
+        least (int, optional): The least number of lanes that share a head. (default: :obj:`1`)
     """
     address = 0
     for table in tables:
         address |= table.data_ptr()
-    return _head_layout(heads, channels, tables[0].element_size(), address % _WIDEST)
+    return _head_layout(heads, channels, tables[0].element_size(), address % _WIDEST, least)
 
 
 @functools.cache
-def _head_layout(heads: int, channels: int, size: int, address: int) -> HeadLayout:
+def _head_layout(heads: int, channels: int, size: int, address: int, least: int) -> HeadLayout:
     vec = _layout(channels, channels, size, address).vec
     accesses = -(-channels // vec)
-    head_lanes = min(32, _power_of_two(accesses))
+    head_lanes = min(32, _power_of_two(max(accesses, least)))
     head_vectors = -(-accesses // head_lanes)
     side = min(32 // head_lanes, _power_of_two(heads))
     rounds = -(-heads // side)
