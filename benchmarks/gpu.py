@@ -51,7 +51,7 @@ def device_ms(run: Run, least: int = 15) -> float:
     pairs = []
     for _ in range(least):
         a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(400_000)  # cycles: the host runs ahead meanwhile
+        torch.cuda._sleep(6_000_000)  # cycles: the host runs ahead meanwhile
         a.record()
         run()
         b.record()

@@ -17,6 +17,22 @@
 #if defined(SHARES)
 #define EDGES 128
 
+// What only features need that edges tie for; out of line, so that the others keep the registers.
+static __device__ __noinline__ int count_hits(const Edges& e, long long begin, long long end, int f,
+                                              acc_t best) {
+  int count = 0;
+#pragma unroll 4
+  for (long long k = begin; k < end; k++) count += attains(message(e, k, f), best);
+  return count;
+}
+
+static __device__ __noinline__ void mark_hits(const Edges& e, long long begin, int n, int f,
+                                              acc_t best, bool all, unsigned* bits) {
+  for (int u = 0; u < n; u++)
+    if (all || attains(message(e, begin + u, f), best))
+      atomicOr(bits + u * WORDS, 1u << threadIdx.x % 32);
+}
+
 // PASS 0: whole rows, at once. 1: counts of tiles. 2: hits of tiles, from the counts of their rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_shares(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
@@ -41,11 +57,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   int place[WORDS], count[WORDS] = {};
   bool inside[WORDS], shared[WORDS];
   acc_t best[WORDS];
+  scalar_t given[WORDS];  // of grad
 #pragma unroll
   for (int w = 0; w < WORDS; w++) {
     const int f = first + 32 * (w0 + w) + lane;
     inside[w] = f < width && w0 + w < words;
     place[w] = inside[w] ? __ldg(arg + it.row * width + f) : 0;
+    given[w] = TIES != FIRST && PASS != 1 && inside[w] ? __ldg(grad + it.row * width + f) : 0;
   }
 #pragma unroll
   for (int w = 0; w < WORDS; w++) {
@@ -60,9 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     while (tiles[4 * t + 3] == 0) t--;
     for (long long p = t; p < t + tiles[4 * t + 3]; p++) count[w] += counts[p * width + f];
 #else
-#pragma unroll 2
-    for (long long k = it.begin; k < it.end; k++)
-      count[w] += attains(message(edges, k, f), best[w]);
+    count[w] = count_hits(edges, it.begin, it.end, f, best[w]);
 #endif
   }
 #if PASS == 1
@@ -76,9 +92,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int w = 0; w < WORDS; w++) {
     if (!inside[w]) continue;
     const long long at = it.row * width + first + 32 * (w0 + w) + lane;
-    acc_t own = widen(__ldg(grad + at));
-    if (shared[w]) own /= (acc_t)(count[w] + (TIES == EVEN && best[w] == 0));
-    const scalar_t stored = narrow(own);
+    scalar_t stored = given[w];
+    if (shared[w])
+      stored = narrow(widen(stored) / (acc_t)(count[w] + (TIES == EVEN && best[w] == 0)));
     all[w] = TIES == EVEN && !is_finite(widen(stored));
     if (it.begin == origin) share[at] = stored;
   }
@@ -115,9 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (inside[w] && !shared[w] && !all[w] && u >= 0 && u < n)
         atomicOr(own + u * WORDS + w, 1u << lane);
       if (inside[w] && (shared[w] || all[w]))
-        for (int u = 0; u < n; u++)
-          if (all[w] || attains(message(edges, k0 + u, first + 32 * (w0 + w) + lane), best[w]))
-            atomicOr(own + u * WORDS + w, 1u << lane);
+        mark_hits(edges, k0, n, first + 32 * (w0 + w) + lane, best[w], all[w], own + w);
     }
     __syncwarp();
     for (int u = lane; u < n * WORDS; u += 32)

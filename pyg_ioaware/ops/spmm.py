@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pyg_ioaware.engines import KernelError
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
 from pyg_ioaware.ops.library import (
@@ -75,7 +76,11 @@ class SpMM(Function):
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         scale = adj.inv_degree(x.dtype) if mean and transposed else None
         csr = adj.csr(transposed)
-        out: Tensor = _spmm(x, *csr, weight, scale, mean and not transposed)
+        out: Tensor
+        try:
+            out = _spmm(x, *csr, weight, scale, mean and not transposed)
+        except KernelError:  # a step that has begun is finished
+            out = reference.spmm(x, weight, adj, mean, transposed)
         return out
 
     @staticmethod
