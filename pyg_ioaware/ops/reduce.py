@@ -166,6 +166,7 @@ def _reduce_backward_weight(
 def _fake_gather(
     grad: Tensor,
     arg: Tensor,
+    tied: Tensor,
     x: Tensor,
     rowptr: Tensor,
     idx: Tensor,
@@ -187,8 +188,9 @@ def _fake_gather(
 
 
 @primitive(
-    f"reduce_gather(Tensor grad, Tensor arg, Tensor x, {CSR_ARGS}, Tensor? source_rowptr,"
-    " Tensor? source_idx, Tensor? source_perm, Tensor? source_tiles, int source_split,"
+    f"reduce_gather(Tensor grad, Tensor arg, Tensor tied, Tensor x, {CSR_ARGS},"
+    " Tensor? source_rowptr, Tensor? source_idx, Tensor? source_perm, Tensor? source_tiles,"
+    " int source_split,"
     " Tensor? weight, int ties, bool needs_weight) -> (Tensor, Tensor)",
     _fake_gather,
     ["CUDA"],
@@ -196,6 +198,7 @@ def _fake_gather(
 def _reduce_gather(
     grad: Tensor,
     arg: Tensor,
+    tied: Tensor,
     x: Tensor,
     rowptr: Tensor,
     idx: Tensor,
@@ -226,7 +229,7 @@ def _reduce_gather(
         None if by_source is None else grad_x,
         grad_weight if needs_weight else None,
     )
-    read = (partial, grad.contiguous(), arg, x.contiguous(), weight, ties)
+    read = (partial, grad.contiguous(), arg, tied, x.contiguous(), weight, ties)
     launch("reduce_gather", csr, by_source, *written, *read)
     return grad_x, grad_weight
 
@@ -278,7 +281,7 @@ def _gradients(
     csr, grad_x, grad_weight = adj.by_target, None, None
     if gathers(x.device):
         by_source = adj.by_source_in_place if needs[0] else (None, None, None, None, 0)
-        found = _reduce_gather(grad, arg, x, *csr, *by_source, weight, ties, needs[1])
+        found = _reduce_gather(grad, arg, tied, x, *csr, *by_source, weight, ties, needs[1])
         grad_x = found[0] if needs[0] else None
         grad_weight = found[1].to(x.dtype) if needs[1] else None
         return grad_x, grad_weight

@@ -426,8 +426,7 @@ def _primitives() -> dict[str, Callable[[CSR, Tensor, Tensor], tuple[Any, ...]]]
 
         def gather(csr: CSR, x: Tensor, weight: Tensor) -> tuple[Any, ...]:
             # The rows by source of a symmetric structure, for shapes and schema.
-            out, arg, _ = torch.ops.pyg_ioaware.reduce(x, *csr, weight, True, True)
-            return (out, arg, x, *csr, *csr, weight, 0, True)
+            return (*argmax(csr, x, weight), x, *csr, *csr, weight, 0, True)
 
         backward = {"reduce_gather": gather}
     else:
