@@ -22,7 +22,7 @@ def prepare(
     *,
     flow: str = "source_to_target",
     compile: bool = True,
-    attention: bool = False,
+    attention: tuple[int, int] | None = None,
     width: int = 64,
 ) -> None:
     r"""Builds the structure of a graph, for both directions, and compiles the kernels.
@@ -40,9 +40,9 @@ def prepare(
             (default: :obj:`"source_to_target"`)
         compile (bool, optional): If set, compiles the kernels for float32.
             (default: :obj:`True`)
-        attention (bool, optional): If set, also compiles those of GATv2Conv and TransformerConv,
-            which take some seconds each: without edge features, for a number of channels per head
-            that is a multiple of eight. (default: :obj:`False`)
+        attention (tuple, optional): The heads, and channels of each, of layers of attention: also
+            compiles the kernels of GATv2Conv and TransformerConv without edge features for them,
+            which take some seconds each. (default: :obj:`None`)
         width (int, optional): The number of features of a node; kernels on a GPU are compiled
             for it. (default: :obj:`64`)
 
@@ -60,8 +60,8 @@ def prepare(
     device = adj.by_target.rowptr.device
     if compile:
         compile_kernels(device, width=width)
-    if attention:
-        compile_attention(device)
+    if attention is not None:
+        compile_attention(device, *attention)
 
 
 def compile_kernels(
@@ -88,19 +88,20 @@ def compile_kernels(
 
 
 def compile_attention(
-    device: torch.device | str, dtype: torch.dtype = torch.float32, channels: int = 8
+    device: torch.device | str, heads: int, channels: int, dtype: torch.dtype = torch.float32
 ) -> None:
     r"""Compiles the kernels of attention without edge features, by running them on a tiny graph.
 
     Args:
         device (torch.device or str): The device.
+        heads (int): The number of heads.
+        channels (int): The channels per head.
         dtype (torch.dtype, optional): The dtype of the features. (default: float32)
-        channels (int, optional): The channels per head. (default: :obj:`8`)
     """
     ends = torch.tensor([0, 1, 1], device=device)
     adj = Adjacency.from_pair(ends, ends, 2, 2)
     assert adj is not None
-    x = torch.ones(2, 1, channels, device=device, dtype=dtype, requires_grad=True)
+    x = torch.ones(2, heads, channels, device=device, dtype=dtype, requires_grad=True)
     out = ops.gatv2(x, x, x[0], adj)[0] + ops.transformer(x, x, x, adj)[0]
     out.sum().backward()
 
