@@ -96,3 +96,13 @@ DEVICE scalar_t narrow(acc_t value) {
   return value;
 #endif
 }
+
+// A product that is rounded before anything is added to it, in every kernel alike.
+DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+DEVICE double rounded_product(double a, double b) {
+#ifndef PORTABLE
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}

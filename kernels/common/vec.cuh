@@ -25,6 +25,18 @@ DEVICE void unpack(const Packed& packed, acc_t (&to)[VEC]) {
   for (int v = 0; v < VEC; v++) to[v] = widen(values[v]);
 }
 
+// Keeps the numbers that were unpacked so far from waiting in registers for the next use.
+DEVICE void unpack_anew(Packed& packed) {
+#ifndef PORTABLE
+  unsigned words[sizeof(packed) / 4 + 1];
+  if (sizeof(scalar_t) > 2 || sizeof(packed) < 4) return;
+  memcpy(words, &packed, sizeof(packed));
+#pragma unroll
+  for (int w = 0; w < sizeof(packed) / 4; w++) asm volatile("" : "+r"(words[w]));
+  memcpy(&packed, words, sizeof(packed));
+#endif
+}
+
 DEVICE void load(const scalar_t* at, acc_t (&to)[VEC]) { unpack(load_packed(at), to); }
 
 DEVICE void store(scalar_t* at, const acc_t (&from)[VEC]) {

@@ -18,6 +18,7 @@ from pyg_ioaware.ops.library import (
     launch,
     primitive,
     rows,
+    sum_dtype,
     through,
 )
 
@@ -45,10 +46,11 @@ def _fake(
     with_scores: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     positions = idx.size(0) + max(num_loops, 0) if with_scores else 0
+    sums = sum_dtype(x_r.dtype)
     return (
         torch.empty_like(x_r, memory_format=torch.contiguous_format),
-        x_r.new_empty(x_r.size(0), 2 * heads),
-        x_r.new_empty(positions, heads),
+        x_r.new_empty(x_r.size(0), 2 * heads, dtype=sums),
+        x_r.new_empty(positions, heads, dtype=sums),
     )
 
 
@@ -78,9 +80,10 @@ def _gatv2(
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, width = x_r.shape
     positions = idx.size(0) + max(num_loops, 0) if with_scores else 0
-    out, stats = allocate(x_r, num_rows, width), allocate(x_r, num_rows, 2 * heads)
-    scores = allocate(x_r, positions, heads)
-    parts = (allocate(x_r, tiles.size(0), width), allocate(x_r, tiles.size(0), 2 * heads))
+    out, sums = allocate(x_r, num_rows, width), sum_dtype(x_r.dtype)
+    stats = allocate(x_r, num_rows, 2 * heads, dtype=sums)
+    scores = allocate(x_r, positions, heads, dtype=sums)
+    parts = [allocate(x_r, tiles.size(0), w, dtype=sums) for w in (width, 2 * heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (x_l.contiguous(), x_r.contiguous(), att.contiguous())
     edges = _edge_operands(attr, loop_attr, lin)
@@ -131,7 +134,7 @@ def _fake_target(
         x_r.new_empty(x_r.size(1), dim),
         x_r.new_empty(idx.size(0), kept),
         x_r.new_empty(loops, kept),
-        x_r.new_empty(positions, 2, heads),
+        x_r.new_empty(positions, 2, heads, dtype=sum_dtype(x_r.dtype)),
         x_r.new_empty(positions, sign_bytes(x_r, heads), dtype=torch.uint8),
     )
 
@@ -173,15 +176,16 @@ def _gatv2_target(
     loops = max(num_loops, 0)
     positions = idx.size(0) + loops
     dim = 0 if lin is None else lin.size(1)
-    grad_x_r, delta = allocate(x_r, num_rows, width), allocate(x_r, num_rows, heads)
-    parts = (allocate(x_r, tiles.size(0), width), allocate(x_r, tiles.size(0), heads))
-    terms = allocate(x_r, positions, 2, heads)
+    grad_x_r, sums = allocate(x_r, num_rows, width), sum_dtype(x_r.dtype)
+    delta = allocate(x_r, num_rows, heads, dtype=sums)
+    parts = [allocate(x_r, tiles.size(0), w, dtype=sums) for w in (width, heads)]
+    terms = allocate(x_r, positions, 2, heads, dtype=sums)
     signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
     kept = dim if needs_attr else 0
     grad_attr, grad_loop = allocate(x_r, idx.size(0), kept), allocate(x_r, loops, kept)
     count = slots(x_r, idx.size(0) + num_rows, dim)
     att_parts = torch.zeros(count, width, dtype=torch.float64, device=x_r.device)
-    lin_parts = torch.zeros(count, dim, width, dtype=x_r.dtype, device=x_r.device)
+    lin_parts = torch.zeros(count, dim, width, dtype=sums, device=x_r.device)
     lin_sums = torch.zeros_like(lin_parts, dtype=torch.float64)
     if needs_attr:  # edges that are skipped have none
         grad_attr.zero_()
@@ -270,10 +274,11 @@ def _gatv2_source(
 ) -> tuple[Tensor, Tensor]:
     num_rows, width = x_l.shape
     grad_x_l = allocate(x_l, num_rows, width)
-    parts = allocate(x_l, 2, tiles.size(0), width)
+    dtype = sum_dtype(x_l.dtype)
+    parts = allocate(x_l, 2, tiles.size(0), width, dtype=dtype)
     count = slots(x_l, idx.size(0) + num_rows)
     att_parts = torch.zeros(count, width, dtype=torch.float64, device=x_l.device)
-    sums = allocate(x_l, count, width)
+    sums = allocate(x_l, count, width, dtype=dtype)
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (grad.contiguous(), x_l.contiguous(), att.contiguous(), terms, signs)
     written = (grad_x_l, att_parts, sums, parts)

@@ -19,6 +19,7 @@ from pyg_ioaware.ops.library import (
     launch,
     primitive,
     rows,
+    sum_dtype,
     through,
 )
 
@@ -43,12 +44,12 @@ def _fake(
     seed: Tensor | None,
     with_scores: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num_rows = query.size(0)
+    num_rows, sums = query.size(0), sum_dtype(query.dtype)
     return (
         torch.empty_like(query, memory_format=torch.contiguous_format),
         query.new_empty(num_rows, 0 if edge_query is None else edge_query.size(1)),
-        query.new_empty(num_rows, 2 * heads),
-        query.new_empty(idx.size(0) if with_scores else 0, heads),
+        query.new_empty(num_rows, 2 * heads, dtype=sums),
+        query.new_empty(idx.size(0) if with_scores else 0, heads, dtype=sums),
     )
 
 
@@ -77,9 +78,11 @@ def _transformer(
     num_rows, width = query.shape
     edge_width = 0 if edge_query is None else edge_query.size(1)
     out, edge_out = allocate(query, num_rows, width), allocate(query, num_rows, edge_width)
-    stats = allocate(query, num_rows, 2 * heads)
-    scores = allocate(query, idx.size(0) if with_scores else 0, heads)
-    parts = [allocate(query, tiles.size(0), w) for w in (width, edge_width, 2 * heads)]
+    sums = sum_dtype(query.dtype)
+    stats = allocate(query, num_rows, 2 * heads, dtype=sums)
+    scores = allocate(query, idx.size(0) if with_scores else 0, heads, dtype=sums)
+    widths = width, edge_width, 2 * heads
+    parts = [allocate(query, tiles.size(0), w, dtype=sums) for w in widths]
     csr = CSR(rowptr, idx, perm, tiles, split)
     launch(
         "transformer",
@@ -123,7 +126,7 @@ def _fake_target(
         torch.empty_like(query, memory_format=torch.contiguous_format),
         query.new_empty(query.size(0), 0 if edge_query is None else edge_query.size(1)),
         query.new_empty(idx.size(0), dim),
-        query.new_empty(idx.size(0), 2, heads),
+        query.new_empty(idx.size(0), 2, heads, dtype=sum_dtype(query.dtype)),
     )
 
 
@@ -158,11 +161,13 @@ def _transformer_target(
     edge_width = 0 if edge_query is None else edge_query.size(1)
     grad_query = allocate(query, num_rows, width)
     grad_edge_query = allocate(query, num_rows, edge_width)
-    delta = allocate(query, num_rows, heads)
-    terms = allocate(query, idx.size(0), 2, heads)
+    sums = sum_dtype(query.dtype)
+    delta = allocate(query, num_rows, heads, dtype=sums)
+    terms = allocate(query, idx.size(0), 2, heads, dtype=sums)
     dim = 0 if attr is None or not needs_attr else attr.size(1)
     grad_attr = allocate(query, idx.size(0), dim)
-    parts = [allocate(query, tiles.size(0), w) for w in (width, edge_width, heads)]
+    widths = width, edge_width, heads
+    parts = [allocate(query, tiles.size(0), w, dtype=sums) for w in widths]
     csr = CSR(rowptr, idx, perm, tiles, split)
     launch(
         "transformer_target",
@@ -214,7 +219,7 @@ def _transformer_source(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
-    parts = allocate(key, 2, tiles.size(0), key.size(1))
+    parts = allocate(key, 2, tiles.size(0), key.size(1), dtype=sum_dtype(key.dtype))
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (grad.contiguous(), query.contiguous(), terms, heads, scale)
     launch("transformer_source", csr, grad_value, grad_key, parts, *operands)

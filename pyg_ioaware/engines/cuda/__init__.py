@@ -17,6 +17,12 @@ _FILES = {
     "sddmm": "sddmm",
     "reduce": "reduce",
     "reduce_gather": "reduce_backward",
+    "gatv2": "gatv2",
+    "gatv2_target": "gatv2",
+    "gatv2_source": "gatv2",
+    "transformer": "transformer",
+    "transformer_target": "transformer",
+    "transformer_source": "transformer",
 }
 _OLDEST = (7, 5)  # compute capability
 
@@ -26,7 +32,7 @@ class CUDAEngine:
 
     native_dtypes = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
     split = 128  # edges beyond which a row is split into tiles
-    attends = False
+    attends = True
     gathers = True
 
     def __init__(self, runtime: Runtime) -> None:

@@ -40,6 +40,7 @@ class Kernel:
         name (str): Its name.
         params (sequence): Name and type of each parameter: :obj:`"T*"` (storage), :obj:`"A*"`
             (the type of sums), :obj:`"I*"` (indices), :obj:`"i32*"`, :obj:`"i64*"`, :obj:`"u8*"`,
+            :obj:`"f64*"`,
             or :obj:`"i32"`, :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. A pointer may be
             :obj:`None`.
     """
@@ -156,6 +157,7 @@ def _dtypes(macros: Macros, params: Sequence[tuple[str, str]]) -> list[torch.dty
         "i32*": torch.int32,
         "i64*": torch.int64,
         "u8*": torch.uint8,
+        "f64*": torch.float64,
     }
     return [None if kind in _CODES else pointers[kind] for _, kind in params]
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda.launch import Kernel, Macros, Runtime, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks
-from pyg_ioaware.engines.cuda.spmm import MERGE
+from pyg_ioaware.engines.cuda.plan import THREADS, layout
+from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 
 FEW_HITS = 32  # edges per row beyond which few features of an edge have a hit
@@ -106,8 +106,4 @@ def reduce_gather(
             tables = (rowptr, idx, perm, tiles, x, weight, arg, share, hits, dw)
             _WEIGHT(runtime, macros, grid, THREADS, *tables, rows, count, split, *sizes)
     if dx is not None and by_source is not None and by_source.tiles.size(0):
-        plan = layout(width, width, dx)
-        macros = (*types, *plan.macros, ("WEIGHTED", 0), ("SCALED", 0))
-        parts = by_source.tiles.size(0)
-        merged = (by_source.rowptr, by_source.tiles, partial, dx, parts, width, 0)
-        MERGE(runtime, macros, merge_blocks(parts), THREADS, *merged)
+        merge_sums(runtime, by_source, partial, dx)

@@ -16,7 +16,7 @@ _SPMM = Kernel(
         *(("width", "i32"), ("heads", "i32"), ("mean", "i32")),
     ],
 )
-MERGE = Kernel(  # also of other sums whose tiles are held in float32
+MERGE = Kernel(  # also of other sums whose tiles are held in the dtype of sums
     "spmm",
     "spmm_merge",
     [
@@ -55,3 +55,14 @@ def spmm(
     if count:
         merged = (rowptr, tiles, partial, out, count, width, int(mean))
         MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+
+
+def merge_sums(runtime: Runtime, csr: CSR, partial: Tensor, out: Tensor) -> None:
+    """Writes the sum over the tiles of each split row to ``out``."""
+    width, count = out.size(1), csr.tiles.size(0)
+    if not width:
+        return
+    macros = (*types_of(out, csr.rowptr), *layout(width, width, out).macros)
+    macros += (("WEIGHTED", 0), ("SCALED", 0))
+    merged = (csr.rowptr, csr.tiles, partial, out, count, width, 0)
+    MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)

@@ -1,0 +1,228 @@
+// The gradient of attention on the side of the targets: one walk over a row's edges.
+//
+// With a the softmax and t_k = <grad[i], value_k>, through dropout and with the gradients of the
+// weights, the gradient of score k is s_k = a_k * (t_k - delta), delta = sum_l a_l t_l. delta is
+// known at the end only, so a sum of s_k * m_k is held as two, of a_k * (t_k - c) * m_k and of
+// a_k * m_k, for c the t of the first edge: the smaller the differences, the less is rounded.
+//
+// `terms` [E + L, 2, H] get a_k, negative where it was dropped, and t_k; then, once delta is known,
+// the weight after dropout and s_k. A batch waits in registers until the next one, so that the
+// last one of a row is written once.
+//
+// An Op has Batch, load and score as in attend.cuh, and
+//   dots(batch, scores, dots)      the lane's parts of the scores, and of <grad, value>
+//   add(batch, a, at)              adds to its two sums
+//   finish(edges, shift)           writes what they make with delta - c, of a tile the sums
+#pragma once
+#include "edges.cuh"
+#include "philox.cuh"
+
+struct TargetTables {
+  const acc_t *stats, *grad_weights;
+  acc_t *terms, *partial_delta, *centre;  // the latter for each tile
+};
+
+// From weight and t to the weight after dropout and the gradient of the score.
+DEVICE void settle(acc_t& a, acc_t& t, acc_t delta, acc_t keep) {
+  const bool dropped = DROPOUT && a < 0, skipped = LOOPS && a == 0 && t == 0;
+  t = skipped ? 0 : (dropped ? -a : a) * (t - delta);
+  if (DROPOUT) a = dropped ? 0 : a * keep;
+}
+
+template <class Op> struct Target {
+  Op& op;
+  const Edges& edges;
+  const Place& place;
+  const Dropout& dropout;
+  const TargetTables& tables;
+  acc_t top[SLOTS], inverse[SLOTS], centre[SLOTS];
+  acc_t shift[SLOTS], mass[SLOTS];     // the lane's sums of a * (t - centre), and of a
+  acc_t a[SLOTS][BATCH], t[SLOTS][BATCH];  // of the batch at `held`
+  position_t held;
+
+  DEVICE_MEMBER void start() {
+    held = edges.begin;
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) {
+      const bool has = edges.row >= 0 && place.has(s);
+      const acc_t* stats = tables.stats + edges.row * 2ll * place.heads + place.head_of(s);
+      top[s] = has ? stats[0] : 0, inverse[s] = has ? stats[place.heads] : 0;
+      centre[s] = shift[s] = mass[s] = 0;
+#pragma unroll
+      for (int i = 0; i < OWN; i++) a[s][i] = t[s][i] = 0;
+    }
+  }
+
+  // Where the terms of a lane's edge of the batch at k are, or null.
+  DEVICE_MEMBER acc_t* at(position_t k, int s, int i) const {
+    const position_t edge = k + place.own_edge(i);
+    if (edge >= edges.stop || !place.writes(s)) return nullptr;
+    return tables.terms + edges.position(edge) * 2 * place.heads + place.head_of(s);
+  }
+  DEVICE_MEMBER void write() const {
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++)
+#pragma unroll
+      for (int i = 0; i < OWN; i++)
+        if (acc_t* to = at(held, s, i)) to[0] = a[s][i], to[place.heads] = t[s][i];
+  }
+
+  // t of an edge from <grad, value>, and its softmax, negative where it is dropped.
+  DEVICE_MEMBER void change(long long position, int s, acc_t& weight, acc_t& dot) const {
+#if DROPOUT
+    const acc_t factor = dropout.factor(position, place.head_of(s));
+#else
+    const acc_t factor = 1;
+#endif
+#if WEIGHTS
+    const acc_t given = place.has(s)
+                            ? tables.grad_weights[position * place.heads + place.head_of(s)]
+                            : 0;
+    dot = Op::AFTER_DROPOUT ? (dot + given) * factor : dot * factor + given;
+#else
+    dot *= factor;
+#endif
+    if (DROPOUT && factor == 0) weight = -weight;
+  }
+
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
+    if (k > edges.begin) write();
+    held = k;
+    index_t source[BATCH];
+    const unsigned used = spread<FULL>(mine, source);
+    typename Op::Batch rows;
+    op.template load<FULL>(rows, k, source);
+    acc_t weights[SLOTS][BATCH] = {}, dots[SLOTS][BATCH] = {};
+    op.dots(rows, weights, dots);
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) {
+      combine<HEAD_LANES>(weights[s], place.sub, Plus());
+      combine<HEAD_LANES>(dots[s], place.sub, Plus());
+#pragma unroll
+      for (int i = 0; i < OWN; i++) {
+        const int u = place.own_edge(i);
+        if (FULL || used >> u & 1) {
+          weights[s][i] = exp(op.score(weights[s][i]) - top[s]) * inverse[s];
+          a[s][i] = weights[s][i];
+          change(edges.position(k + u), s, a[s][i], dots[s][i]);
+          t[s][i] = dots[s][i];
+        } else {
+          weights[s][i] = dots[s][i] = a[s][i] = t[s][i] = 0;
+        }
+      }
+      if (k == edges.begin) {
+        const acc_t first = of_edge(dots[s], 0);
+        centre[s] = first - first == 0 ? first : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < OWN; i++) {
+        mass[s] += weights[s][i];
+        dots[s][i] = FULL || used >> place.own_edge(i) & 1
+                         ? weights[s][i] * (dots[s][i] - centre[s])
+                         : 0;
+        shift[s] += dots[s][i];
+      }
+    }
+    op.add(rows, weights, dots);
+  }
+
+  // The batches that were written before delta was known: each number by the lane that wrote it.
+  DEVICE_MEMBER void settle_written(int s, acc_t delta) const {
+#pragma unroll 4
+    for (position_t k = edges.begin; k < held; k += BATCH)
+#pragma unroll
+      for (int i = 0; i < OWN; i++)
+        if (acc_t* to = at(k, s, i)) {
+          acc_t weight = to[0], dot = to[place.heads];
+          settle(weight, dot, delta, dropout.keep);
+          if (DROPOUT) to[0] = weight;
+          to[place.heads] = dot;
+        }
+  }
+
+  DEVICE_MEMBER void finish() {
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) {
+      shift[s] = sum_over_edges(shift[s]), mass[s] = sum_over_edges(mass[s]);
+      if (edges.part >= 0) {
+        const long long head = (long long)edges.part * place.heads + place.head_of(s);
+        if (place.sub || !place.has(s)) continue;
+        tables.partial_delta[head] = shift[s] + centre[s] * mass[s];
+        tables.centre[head] = centre[s];
+      } else {
+        const acc_t delta = centre[s] + shift[s];
+#pragma unroll
+        for (int i = 0; i < OWN; i++) settle(a[s][i], t[s][i], delta, dropout.keep);
+        settle_written(s, delta);
+      }
+    }
+    write();
+    if (edges.row >= 0) op.finish(edges, shift);
+  }
+};
+
+// All of an item. Every lane of the warp takes part, whether its group has an item or not.
+template <class Op>
+DEVICE void attend_target(Op& op, const Graph& graph, const Edges& edges, const Place& place,
+                          const Dropout& dropout, const TargetTables& tables) {
+  Target<Op> step = {op, edges, place, dropout, tables};
+  step.start();
+  walk(edges, graph.idx, step);
+  step.finish();
+}
+
+// What is left to do for the edges of a tile, by one block, once delta is known.
+DEVICE void settle_tile(const Graph& graph, acc_t* terms, const acc_t* delta, int heads,
+                        acc_t keep) {
+  const Edges edges(graph, blockIdx.x);
+  for (long long n = threadIdx.x; n < (long long)(edges.stop - edges.begin) * heads; n += THREADS) {
+    const int head = n % heads;
+    acc_t* at = terms + edges.position(edges.begin + n / heads) * 2 * heads + head;
+    settle(at[0], at[heads], delta[(long long)edges.row * heads + head], keep);
+  }
+}
+
+// Merges the two sums of tiles, and writes factor * (att *) what they make with delta.
+struct TargetMerge {
+  const long long* tiles;
+  acc_t* partial;  // the first sum; gets what is written before it is multiplied by att
+  const acc_t *partial_mass, *centre, *delta;
+  const scalar_t* att;  // may be null
+  scalar_t* out;
+  int heads, channels;
+  acc_t factor;
+};
+
+struct TargetSum {
+  acc_t values[VEC];
+  long long part;
+  DEVICE_MEMBER TargetSum() {}
+  DEVICE_MEMBER TargetSum(const TargetMerge& t, long long from, int f) {
+    const long long at = from * t.heads * t.channels + f;
+    const int head = f / t.channels;
+    const acc_t delta = t.delta[t.tiles[4 * from] * t.heads + head];
+    const acc_t shift = delta - t.centre[from * t.heads + head];
+    part = from;
+#pragma unroll
+    for (int v = 0; v < VEC; v++)
+      values[v] = fma(-shift, t.partial_mass[at + v], t.partial[at + v]);
+  }
+  DEVICE_MEMBER void add(const TargetSum& other) {
+#pragma unroll
+    for (int v = 0; v < VEC; v++) values[v] += other.values[v];
+  }
+  DEVICE_MEMBER void finish(const TargetMerge& t, long long row, int f) {
+    const int width = t.heads * t.channels;
+#pragma unroll
+    for (int v = 0; v < VEC; v++) {
+      values[v] *= t.factor;
+      if (t.att != nullptr) {
+        const acc_t delta = t.delta[row * t.heads + f / t.channels];
+        values[v] += delta - delta;  // as the sum over edges that are not positive: NaN, or nothing
+        t.partial[part * width + f + v] = values[v];
+        values[v] *= widen(t.att[f + v]);
+      }
+    }
+    store(t.out + row * width + f, values);
+  }
+};

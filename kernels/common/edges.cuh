@@ -1,0 +1,86 @@
+// The edges of a row or tile, in batches of BATCH, a power of two.
+//
+// With LOOPS, edges from a node to itself are skipped, and the self-loop of the row follows its
+// last edge. Positions number the edges in the rows by target, and after them the self-loops.
+#pragma once
+#include "heads.cuh"
+
+#define SHARERS (LANES < BATCH ? LANES : BATCH)  // lanes that load indices for their group
+#define LOADS (BATCH / SHARERS)
+
+// 32 bits where the indices have as many: few registers matter more than short code.
+#if INDEX == 64
+typedef long long position_t;
+#else
+typedef unsigned position_t;
+#endif
+
+struct Graph {
+  const index_t *rowptr, *idx;
+  const long long* tiles;
+  long long num_rows, num_tiles, split, num_loops;
+
+  DEVICE_MEMBER long long num_edges() const { return rowptr[num_rows]; }
+};
+
+struct Edges {
+  index_t row, part;             // row is -1 where there is nothing to do, part of a whole row
+  position_t begin, end;         // of the edges
+  position_t stop, loop;         // the end with the self-loop, and the position of that
+
+  DEVICE_MEMBER Edges(const Graph& graph, long long item) {
+    Item it;
+    if (!find_item(it, item, graph.rowptr, graph.tiles, graph.num_rows, graph.num_tiles,
+                   graph.split))
+      it.row = it.part = -1, it.begin = it.end = 0;
+    row = it.row, begin = it.begin, end = stop = it.end, part = it.part, loop = 0;
+#if LOOPS
+    if (row >= 0 && row < graph.num_loops && (part < 0 || end == graph.rowptr[row + 1]))
+      stop = end + 1, loop = graph.num_edges() + row;
+#endif
+  }
+  DEVICE_MEMBER long long position(position_t at) const { return LOOPS && at == end ? loop : at; }
+
+  // The lane's share of the sources of a batch, -1 for none.
+  DEVICE_MEMBER void fetch(const index_t* idx, position_t k, index_t (&mine)[LOADS]) const {
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) {
+      const position_t at = k + i * SHARERS + threadIdx.x % SHARERS;
+      mine[i] = at < end ? __ldg(idx + at) : -1;
+#if LOOPS
+      if (mine[i] == row) mine[i] = -1;
+      if (at == end && at < stop) mine[i] = row;
+#endif
+    }
+  }
+};
+
+// Gives all lanes of a group all sources of a batch; returns a bit for each that is one.
+template <bool FULL>
+DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
+  unsigned used = 0;
+#pragma unroll
+  for (int u = 0; u < BATCH; u++) {
+    source[u] = mine[u / SHARERS];
+    if (LANES > 1) source[u] = __shfl_sync(ALL_LANES, source[u], u % SHARERS, LANES);
+    used |= (unsigned)(source[u] >= 0) << u;
+  }
+  return FULL ? ~0u : used;
+}
+
+// Calls step.full(k, mine) or step.some(k, mine) for each batch of an item's edges, with the next
+// batch's indices on their way.
+template <class Step> DEVICE void walk(const Edges& edges, const index_t* idx, Step& step) {
+  index_t next[LOADS];
+  edges.fetch(idx, edges.begin, next);
+  for (position_t k = edges.begin; any_group(k < edges.stop); k += BATCH) {
+    index_t mine[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) mine[i] = next[i];
+    edges.fetch(idx, k + BATCH, next);
+    if (!LOOPS && all_groups(k + BATCH <= edges.end))
+      step.template batch<true>(k, mine);
+    else
+      step.template batch<false>(k, mine);
+  }
+}

@@ -1,0 +1,271 @@
+"""gatv2 on CUDA: see kernels/gatv2.cu."""
+
+import torch
+from torch import Tensor
+
+from pyg_ioaware.engines.cuda.launch import Kernel, Macros, Runtime, types_of
+from pyg_ioaware.engines.cuda.plan import THREADS, head_layout, merge_blocks
+from pyg_ioaware.engines.cuda.spmm import merge_sums
+from pyg_ioaware.graph.csr import CSR
+from pyg_ioaware.philox import keep_scale, threshold
+
+_LIN_DEPTH = 4  # features of edges that a block of gatv2_lin takes
+_MOST_LIN_SLOTS = 512
+MOST_SLOTS = 8192  # blocks of a launch that sums gradients of parameters
+
+_GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
+_EDGES = [("attr", "T*"), ("loop_attr", "T*"), ("lin", "T*")]
+_ROWS = [("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64"), ("num_loops", "i64")]
+_SHAPE = [("heads", "i32"), ("channels", "i32")]
+_DROPOUT = [("threshold", "i64"), ("keep", "f64")]
+_FORWARD = Kernel(
+    "gatv2",
+    "gatv2",
+    [
+        *(*_GRAPH, ("x_l", "T*"), ("x_r", "T*"), ("att", "T*"), *_EDGES, ("seed", "i64*")),
+        *(("out", "T*"), ("stats", "A*"), ("scores", "A*")),
+        *(("partial", "A*"), ("partial_stats", "A*")),
+        *(*_ROWS, *_SHAPE, ("dim", "i32"), ("slope", "f64"), *_DROPOUT),
+    ],
+)
+_MERGE = Kernel(
+    "gatv2",
+    "gatv2_merge",
+    [
+        *(("tiles", "i64*"), ("partial", "A*"), ("partial_stats", "A*")),
+        *(("out", "T*"), ("stats", "A*"), ("num_tiles", "i64"), *_SHAPE),
+    ],
+)
+_TARGET = Kernel(
+    "gatv2",
+    "gatv2_target",
+    [
+        *(*_GRAPH, ("grad", "T*"), ("grad_weights", "A*"), ("x_l", "T*"), ("x_r", "T*")),
+        *(("att", "T*"), ("stats", "A*"), *_EDGES, ("seed", "i64*")),
+        *(("grad_x_r", "T*"), ("terms", "A*"), ("signs", "u8*"), ("slots", "f64*")),
+        *(("partial", "A*"), ("partial_mass", "A*"), ("partial_delta", "A*"), ("centre", "A*")),
+        *(*_ROWS, *_SHAPE, ("dim", "i32"), ("slope", "f64"), *_DROPOUT),
+    ],
+)
+_SETTLE = Kernel(
+    "gatv2",
+    "gatv2_settle",
+    [
+        *(("rowptr", "I*"), ("idx", "I*"), ("tiles", "i64*"), ("delta", "A*"), ("terms", "A*")),
+        *(*_ROWS, ("heads", "i32"), ("keep", "f64")),
+    ],
+)
+_TARGET_MERGE = Kernel(
+    "gatv2",
+    "gatv2_target_merge",
+    [
+        *(("tiles", "i64*"), ("partial", "A*"), ("partial_mass", "A*"), ("centre", "A*")),
+        *(("delta", "A*"), ("att", "T*"), ("grad_x_r", "T*"), ("num_tiles", "i64")),
+        *(*_SHAPE, ("slope", "f64")),
+    ],
+)
+_ATT = Kernel(
+    "gatv2",
+    "gatv2_att",
+    [
+        *(("tiles", "i64*"), ("x_r", "T*"), ("partial", "A*"), ("slots", "f64*")),
+        *(("num_tiles", "i64"), *_SHAPE),
+    ],
+)
+_SOURCE = Kernel(
+    "gatv2",
+    "gatv2_source",
+    [
+        *(*_GRAPH, ("grad", "T*"), ("x_l", "T*"), ("att", "T*"), ("terms", "A*")),
+        *(("signs", "u8*"), ("grad_x_l", "T*"), ("slots", "f64*"), ("partial", "A*")),
+        *(*_ROWS, *_SHAPE, ("slope", "f64")),
+    ],
+)
+_EDGE_SIZES = [("num_edges", "i64"), ("positions", "i64"), *_SHAPE, ("dim", "i32"), ("slope", "f64")]
+_LIN = Kernel(
+    "gatv2_edges",
+    "gatv2_lin",
+    [
+        *(("perm", "I*"), ("attr", "T*"), ("loop_attr", "T*"), ("terms", "A*"), ("signs", "u8*")),
+        *(("slots", "f64*"), *_EDGE_SIZES),
+    ],
+)
+_ATTR = Kernel(
+    "gatv2_edges",
+    "gatv2_attr",
+    [
+        *(("perm", "I*"), ("lin", "T*"), ("att", "T*"), ("terms", "A*"), ("signs", "u8*")),
+        *(("grad_attr", "T*"), ("grad_loop", "T*"), *_EDGE_SIZES),
+    ],
+)
+
+
+def _macros(types: Macros, plan: Macros, num_loops: int, **flags: bool) -> Macros:
+    """Returns a specialisation; flags that a kernel does not have are zero."""
+    names = ("KEEP", "DROPOUT", "WEIGHTS", "EDGES")
+    given = ((name, int(flags.get(name.lower(), False))) for name in names)
+    return *types, *plan, ("LOOPS", int(num_loops >= 0)), *given
+
+
+def gatv2(
+    runtime: Runtime,
+    csr: CSR,
+    out: Tensor,
+    stats: Tensor,
+    scores: Tensor | None,
+    partial: Tensor,
+    partial_stats: Tensor,
+    x_l: Tensor,
+    x_r: Tensor,
+    att: Tensor,
+    attr: Tensor | None,
+    loop_attr: Tensor | None,
+    lin: Tensor | None,
+    heads: int,
+    num_loops: int,
+    slope: float,
+    dropout: float,
+    seed: Tensor | None,
+) -> None:
+    """Attends to each row's sources by an MLP of both ends."""
+    rowptr, idx, perm, tiles, split = csr
+    rows, width = out.shape
+    if not rows or not width:
+        return
+    count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
+    plan = head_layout(heads, channels, x_l, x_r, att, out, *(() if lin is None else (lin,)))
+    given = {"keep": scores is not None, "dropout": seed is not None, "edges": dim > 0}
+    macros = _macros(types_of(out, rowptr), plan.macros, num_loops, **given)
+    tables = (x_l, x_r, att, attr, loop_attr, lin, seed, out, stats, scores)
+    sizes, shape = (rows, count, split, num_loops), (heads, channels)
+    drop = (threshold(dropout), keep_scale(dropout))
+    grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
+    parts = (partial, partial_stats)
+    _FORWARD(runtime, macros, grid, THREADS, *graph, *tables, *parts, *sizes, *shape, dim, slope, *drop)
+    if count:
+        merged = (tiles, partial, partial_stats, out, stats, count, *shape)
+        _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+
+
+def gatv2_target(
+    runtime: Runtime,
+    csr: CSR,
+    grad_x_r: Tensor,
+    delta: Tensor,
+    terms: Tensor,
+    signs: Tensor,
+    att_parts: Tensor,
+    lin_parts: Tensor,
+    lin_sums: Tensor,
+    grad_attr: Tensor | None,
+    grad_loop: Tensor | None,
+    partial: Tensor,
+    partial_delta: Tensor,
+    grad: Tensor,
+    grad_weights: Tensor | None,
+    x_l: Tensor,
+    x_r: Tensor,
+    att: Tensor,
+    stats: Tensor,
+    attr: Tensor | None,
+    loop_attr: Tensor | None,
+    lin: Tensor | None,
+    scaled: Tensor | None,
+    heads: int,
+    num_loops: int,
+    slope: float,
+    dropout: float,
+    seed: Tensor | None,
+) -> None:
+    """Writes the gradients on the side of the targets, and what those of the sources need."""
+    rowptr, idx, perm, tiles, split = csr
+    rows, width = x_r.shape
+    if not rows or not width:
+        return
+    count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
+    plan = head_layout(heads, channels, grad, x_l, x_r, att, grad_x_r, *(() if lin is None else (lin,)))
+    given = {"dropout": seed is not None, "weights": grad_weights is not None, "edges": dim > 0}
+    macros = _macros(types_of(x_r, rowptr), plan.macros, num_loops, **given)
+    mass, centre = torch.empty_like(partial), torch.empty_like(partial_delta)
+    blocks, more = (min(MOST_SLOTS, plan.blocks(n)) for n in (rows + count, count))
+    slots = att_parts.new_empty(blocks + more, width)
+    tables = (grad, grad_weights, x_l, x_r, att, stats, attr, loop_attr, lin, seed)
+    written = (grad_x_r, terms, signs, slots, partial, mass, partial_delta, centre)
+    sizes, shape = (rows, count, split, num_loops), (heads, channels)
+    drop = (threshold(dropout), keep_scale(dropout))
+    grid, graph = (blocks, plan.slices), (rowptr, idx, perm, tiles)
+    values = (*sizes, *shape, dim, slope, *drop)
+    _TARGET(runtime, macros, grid, THREADS, *graph, *tables, *written, *values)
+    if count:
+        merge_sums(runtime, csr, partial_delta, delta)
+        settled = (rowptr, idx, tiles, delta, terms, *sizes, heads, drop[1])
+        _SETTLE(runtime, macros, (count, 1), THREADS, *settled)
+        merged = (tiles, partial, mass, centre, delta, att, grad_x_r, count, *shape, slope)
+        _TARGET_MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+        rest = (tiles, x_r, partial, slots[blocks:], count, *shape)
+        _ATT(runtime, macros, (more, plan.slices), THREADS, *rest)
+    torch.sum(slots, 0, out=att_parts[0])
+    if attr is None or lin is None or not dim:
+        return
+    types, positions = types_of(x_r, rowptr), terms.size(0)
+    if not positions:
+        return
+    edges = (terms, signs)
+    sizes = (idx.numel(), positions, *shape, dim, slope)
+    vec, slices = min(plan.vec, 4), -(-width // (32 * min(plan.vec, 4)))
+    blocks = max(1, min(_MOST_LIN_SLOTS, positions // max(dim, 64)))
+    slots = lin_sums.new_empty(blocks, dim, width)
+    macros = (*types, *_flat(vec, 1, 1))
+    grid = blocks, slices * -(-dim // _LIN_DEPTH)
+    _LIN(runtime, macros, grid, THREADS, perm, attr, loop_attr, *edges, slots, *sizes)
+    torch.sum(slots, 0, out=lin_sums[0])
+    if grad_attr is not None:
+        vectors = -(-width // (32 * plan.vec))
+        words = vectors * plan.vec * terms.element_size() // 4
+        batch = 8 if words <= 4 else 4 if words <= 8 else 2 if words <= 16 else 1
+        macros, warps = (*types, *_flat(plan.vec, vectors, batch)), -(-positions // batch)
+        grid = -(-warps * 32 // THREADS), 1
+        _ATTR(
+            *(runtime, macros, grid, THREADS, perm, lin, att),
+            *(*edges, grad_attr, grad_loop, *sizes),
+        )
+
+
+def _flat(vec: int, vectors: int, batch: int) -> Macros:
+    """Returns the specialisation of a row whose heads do not matter, in all lanes of a warp."""
+    lanes = (("LANES", 32), ("HEAD_LANES", 32), ("HEAD_VECS", vectors), ("FILLED", 0))
+    return ("VEC", vec), ("NV", vectors), ("BATCH", batch), *lanes
+
+
+def gatv2_source(
+    runtime: Runtime,
+    csr: CSR,
+    grad_x_l: Tensor,
+    att_parts: Tensor,
+    sums: Tensor,
+    partial: Tensor,
+    grad: Tensor,
+    x_l: Tensor,
+    att: Tensor,
+    terms: Tensor,
+    signs: Tensor,
+    heads: int,
+    num_loops: int,
+    slope: float,
+) -> None:
+    """Writes the gradient of the sources, and their part of that of the attention vectors."""
+    rowptr, idx, perm, tiles, split = csr
+    rows, width = x_l.shape
+    if not rows or not width:
+        return
+    count, channels = tiles.size(0), width // heads
+    plan = head_layout(heads, channels, grad, x_l, att, grad_x_l)
+    macros = _macros(types_of(x_l, rowptr), plan.macros, num_loops)
+    blocks = min(MOST_SLOTS, plan.blocks(rows + count))
+    slots = att_parts.new_empty(blocks, width)
+    tables = (rowptr, idx, perm, tiles, grad, x_l, att, terms, signs, grad_x_l, slots, partial)
+    sizes = (rows, count, split, num_loops, heads, channels, slope)
+    _SOURCE(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes)
+    torch.sum(slots, 0, out=att_parts[0])
+    if count:
+        merge_sums(runtime, csr, partial[0], grad_x_l)
