@@ -81,7 +81,13 @@ _SOURCE = Kernel(
         *(*_ROWS, *_SHAPE, ("slope", "f64")),
     ],
 )
-_EDGE_SIZES = [("num_edges", "i64"), ("positions", "i64"), *_SHAPE, ("dim", "i32"), ("slope", "f64")]
+_EDGE_SIZES = [
+    ("num_edges", "i64"),
+    ("positions", "i64"),
+    *_SHAPE,
+    ("dim", "i32"),
+    ("slope", "f64"),
+]
 _LIN = Kernel(
     "gatv2_edges",
     "gatv2_lin",
@@ -141,7 +147,9 @@ def gatv2(
     drop = (threshold(dropout), keep_scale(dropout))
     grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
     parts = (partial, partial_stats)
-    _FORWARD(runtime, macros, grid, THREADS, *graph, *tables, *parts, *sizes, *shape, dim, slope, *drop)
+    _FORWARD(
+        runtime, macros, grid, THREADS, *graph, *tables, *parts, *sizes, *shape, dim, slope, *drop
+    )
     if count:
         merged = (tiles, partial, partial_stats, out, stats, count, *shape)
         _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
@@ -183,7 +191,9 @@ def gatv2_target(
     if not rows or not width:
         return
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
-    plan = head_layout(heads, channels, grad, x_l, x_r, att, grad_x_r, *(() if lin is None else (lin,)))
+    plan = head_layout(
+        heads, channels, grad, x_l, x_r, att, grad_x_r, *(() if lin is None else (lin,))
+    )
     given = {"dropout": seed is not None, "weights": grad_weights is not None, "edges": dim > 0}
     macros = _macros(types_of(x_r, rowptr), plan.macros, num_loops, **given)
     mass, centre = torch.empty_like(partial), torch.empty_like(partial_delta)
