@@ -1,10 +1,12 @@
-"""gatv2 on CUDA: see kernels/gatv2.cu."""
+"""gatv2 on CUDA: see kernels/gatv2.cu, gatv2_target.cu, gatv2_source.cu, gatv2_edges.cu."""
 
 import torch
 from torch import Tensor
 
+from pyg_ioaware.engines.cuda import attention
+from pyg_ioaware.engines.cuda.attention import DROPOUT, GRAPH, ROWS, SHAPE, specialise
 from pyg_ioaware.engines.cuda.launch import Kernel, Macros, Runtime, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, head_layout, merge_blocks
+from pyg_ioaware.engines.cuda.plan import THREADS, head_layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 from pyg_ioaware.philox import keep_scale, threshold
@@ -13,80 +15,49 @@ _LIN_DEPTH = 4  # features of edges that a block of gatv2_lin takes
 _MOST_LIN_SLOTS = 512
 MOST_SLOTS = 8192  # blocks of a launch that sums gradients of parameters
 
-_GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
 _EDGES = [("attr", "T*"), ("loop_attr", "T*"), ("lin", "T*")]
-_ROWS = [("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64"), ("num_loops", "i64")]
-_SHAPE = [("heads", "i32"), ("channels", "i32")]
-_DROPOUT = [("threshold", "i64"), ("keep", "f64")]
+_ROWS = [*ROWS, ("num_loops", "i64")]
 _FORWARD = Kernel(
     "gatv2",
     "gatv2",
     [
-        *(*_GRAPH, ("x_l", "T*"), ("x_r", "T*"), ("att", "T*"), *_EDGES, ("seed", "i64*")),
+        *(*GRAPH, ("x_l", "T*"), ("x_r", "T*"), ("att", "T*"), *_EDGES, ("seed", "i64*")),
         *(("out", "T*"), ("stats", "A*"), ("scores", "A*")),
         *(("partial", "A*"), ("partial_stats", "A*")),
-        *(*_ROWS, *_SHAPE, ("dim", "i32"), ("slope", "f64"), *_DROPOUT),
-    ],
-)
-_MERGE = Kernel(
-    "gatv2",
-    "gatv2_merge",
-    [
-        *(("tiles", "i64*"), ("partial", "A*"), ("partial_stats", "A*")),
-        *(("out", "T*"), ("stats", "A*"), ("num_tiles", "i64"), *_SHAPE),
+        *(*_ROWS, *SHAPE, ("dim", "i32"), ("slope", "f64"), *DROPOUT),
     ],
 )
 _TARGET = Kernel(
-    "gatv2",
+    "gatv2_target",
     "gatv2_target",
     [
-        *(*_GRAPH, ("grad", "T*"), ("grad_weights", "A*"), ("x_l", "T*"), ("x_r", "T*")),
+        *(*GRAPH, ("grad", "T*"), ("grad_weights", "A*"), ("x_l", "T*"), ("x_r", "T*")),
         *(("att", "T*"), ("stats", "A*"), *_EDGES, ("seed", "i64*")),
         *(("grad_x_r", "T*"), ("terms", "A*"), ("signs", "u8*"), ("slots", "f64*")),
         *(("partial", "A*"), ("partial_mass", "A*"), ("partial_delta", "A*"), ("centre", "A*")),
-        *(*_ROWS, *_SHAPE, ("dim", "i32"), ("slope", "f64"), *_DROPOUT),
-    ],
-)
-_SETTLE = Kernel(
-    "gatv2",
-    "gatv2_settle",
-    [
-        *(("rowptr", "I*"), ("idx", "I*"), ("tiles", "i64*"), ("delta", "A*"), ("terms", "A*")),
-        *(*_ROWS, ("heads", "i32"), ("keep", "f64")),
-    ],
-)
-_TARGET_MERGE = Kernel(
-    "gatv2",
-    "gatv2_target_merge",
-    [
-        *(("tiles", "i64*"), ("partial", "A*"), ("partial_mass", "A*"), ("centre", "A*")),
-        *(("delta", "A*"), ("att", "T*"), ("grad_x_r", "T*"), ("num_tiles", "i64")),
-        *(*_SHAPE, ("slope", "f64")),
+        *(*_ROWS, *SHAPE, ("dim", "i32"), ("slope", "f64"), *DROPOUT),
     ],
 )
 _ATT = Kernel(
-    "gatv2",
+    "gatv2_target",
     "gatv2_att",
     [
         *(("tiles", "i64*"), ("x_r", "T*"), ("partial", "A*"), ("slots", "f64*")),
-        *(("num_tiles", "i64"), *_SHAPE),
+        *(("num_tiles", "i64"), *SHAPE),
     ],
 )
 _SOURCE = Kernel(
-    "gatv2",
+    "gatv2_source",
     "gatv2_source",
     [
-        *(*_GRAPH, ("grad", "T*"), ("x_l", "T*"), ("att", "T*"), ("terms", "A*")),
+        *(*GRAPH, ("grad", "T*"), ("x_l", "T*"), ("att", "T*"), ("terms", "A*")),
         *(("signs", "u8*"), ("grad_x_l", "T*"), ("slots", "f64*"), ("partial", "A*")),
-        *(*_ROWS, *_SHAPE, ("slope", "f64")),
+        *(*_ROWS, *SHAPE, ("slope", "f64")),
     ],
 )
 _EDGE_SIZES = [
-    ("num_edges", "i64"),
-    ("positions", "i64"),
-    *_SHAPE,
-    ("dim", "i32"),
-    ("slope", "f64"),
+    *(("num_edges", "i64"), ("positions", "i64"), *SHAPE),
+    *(("dim", "i32"), ("slope", "f64")),
 ]
 _LIN = Kernel(
     "gatv2_edges",
@@ -104,13 +75,6 @@ _ATTR = Kernel(
         *(("grad_attr", "T*"), ("grad_loop", "T*"), *_EDGE_SIZES),
     ],
 )
-
-
-def _macros(types: Macros, plan: Macros, num_loops: int, **flags: bool) -> Macros:
-    """Returns a specialisation; flags that a kernel does not have are zero."""
-    names = ("KEEP", "DROPOUT", "WEIGHTS", "EDGES")
-    given = ((name, int(flags.get(name.lower(), False))) for name in names)
-    return *types, *plan, ("LOOPS", int(num_loops >= 0)), *given
 
 
 def gatv2(
@@ -140,19 +104,17 @@ def gatv2(
         return
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
     plan = head_layout(heads, channels, x_l, x_r, att, out, *(() if lin is None else (lin,)))
-    given = {"keep": scores is not None, "dropout": seed is not None, "edges": dim > 0}
-    macros = _macros(types_of(out, rowptr), plan.macros, num_loops, **given)
-    tables = (x_l, x_r, att, attr, loop_attr, lin, seed, out, stats, scores)
+    flags = {"KEEP": scores is not None, "DROPOUT": seed is not None}
+    flags |= {"LOOPS": num_loops >= 0, "EDGES": dim > 0}
+    macros = specialise(types_of(out, rowptr), plan, **flags)
+    tables = (x_l, x_r, att, attr, loop_attr, lin, seed)
     sizes, shape = (rows, count, split, num_loops), (heads, channels)
     drop = (threshold(dropout), keep_scale(dropout))
     grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
-    parts = (partial, partial_stats)
-    _FORWARD(
-        runtime, macros, grid, THREADS, *graph, *tables, *parts, *sizes, *shape, dim, slope, *drop
-    )
-    if count:
-        merged = (tiles, partial, partial_stats, out, stats, count, *shape)
-        _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+    written = (out, stats, scores, partial, partial_stats)
+    values = (*sizes, *shape, dim, slope, *drop)
+    _FORWARD(runtime, macros, grid, THREADS, *graph, *tables, *written, *values)
+    attention.merge(runtime, csr, partial, partial_stats, out, stats, heads)
 
 
 def gatv2_target(
@@ -191,33 +153,32 @@ def gatv2_target(
     if not rows or not width:
         return
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
-    plan = head_layout(
-        heads, channels, grad, x_l, x_r, att, grad_x_r, *(() if lin is None else (lin,))
-    )
-    given = {"dropout": seed is not None, "weights": grad_weights is not None, "edges": dim > 0}
-    macros = _macros(types_of(x_r, rowptr), plan.macros, num_loops, **given)
+    tables = (grad, x_l, x_r, att, grad_x_r, *(() if lin is None else (lin,)))
+    plan, types = head_layout(heads, channels, *tables), types_of(x_r, rowptr)
+    flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
+    flags |= {"LOOPS": num_loops >= 0, "EDGES": dim > 0}
+    macros = specialise(types, plan, **flags)
     mass, centre = torch.empty_like(partial), torch.empty_like(partial_delta)
     blocks, more = (min(MOST_SLOTS, plan.blocks(n)) for n in (rows + count, count))
     slots = att_parts.new_empty(blocks + more, width)
-    tables = (grad, grad_weights, x_l, x_r, att, stats, attr, loop_attr, lin, seed)
+    read = (grad, grad_weights, x_l, x_r, att, stats, attr, loop_attr, lin, seed)
     written = (grad_x_r, terms, signs, slots, partial, mass, partial_delta, centre)
     sizes, shape = (rows, count, split, num_loops), (heads, channels)
     drop = (threshold(dropout), keep_scale(dropout))
     grid, graph = (blocks, plan.slices), (rowptr, idx, perm, tiles)
     values = (*sizes, *shape, dim, slope, *drop)
-    _TARGET(runtime, macros, grid, THREADS, *graph, *tables, *written, *values)
+    _TARGET(runtime, macros, grid, THREADS, *graph, *read, *written, *values)
     if count:
-        merge_sums(runtime, csr, partial_delta, delta)
-        settled = (rowptr, idx, tiles, delta, terms, *sizes, heads, drop[1])
-        _SETTLE(runtime, macros, (count, 1), THREADS, *settled)
-        merged = (tiles, partial, mass, centre, delta, att, grad_x_r, count, *shape, slope)
-        _TARGET_MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+        keep = None if seed is None else drop[1]
+        attention.settle(runtime, csr, delta, partial_delta, terms, types, num_loops, keep)
+        sums = (partial, mass, centre, delta)
+        attention.merge_target(runtime, csr, *sums, att, grad_x_r, 1 - slope)
         rest = (tiles, x_r, partial, slots[blocks:], count, *shape)
         _ATT(runtime, macros, (more, plan.slices), THREADS, *rest)
     torch.sum(slots, 0, out=att_parts[0])
     if attr is None or lin is None or not dim:
         return
-    types, positions = types_of(x_r, rowptr), terms.size(0)
+    positions = terms.size(0)
     if not positions:
         return
     edges = (terms, signs)
@@ -270,7 +231,7 @@ def gatv2_source(
         return
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, grad, x_l, att, grad_x_l)
-    macros = _macros(types_of(x_l, rowptr), plan.macros, num_loops)
+    macros = specialise(types_of(x_l, rowptr), plan, LOOPS=num_loops >= 0)
     blocks = min(MOST_SLOTS, plan.blocks(rows + count))
     slots = att_parts.new_empty(blocks, width)
     tables = (rowptr, idx, perm, tiles, grad, x_l, att, terms, signs, grad_x_l, slots, partial)

@@ -1,100 +1,59 @@
-"""transformer on CUDA: see kernels/transformer.cu."""
+"""transformer on CUDA: see kernels/transformer.cu, transformer_target.cu, transformer_source.cu."""
 
 import torch
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import Kernel, Macros, Runtime, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout, merge_blocks
+from pyg_ioaware.engines.cuda import attention
+from pyg_ioaware.engines.cuda.attention import DROPOUT, GRAPH, ROWS, SHAPE, specialise
+from pyg_ioaware.engines.cuda.launch import Kernel, Runtime, types_of
+from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 from pyg_ioaware.philox import keep_scale, threshold
 
 _MOST_FEATURES = 8  # of an edge, that one lane sums where there are lanes enough
 
-_GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
-_ROWS = [("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")]
-_SHAPE = [("heads", "i32"), ("channels", "i32")]
-_DROPOUT = [("threshold", "i64"), ("keep", "f64")]
 _FORWARD = Kernel(
     "transformer",
     "transformer",
     [
-        *(*_GRAPH, ("query", "T*"), ("key", "T*"), ("value", "T*"), ("attr", "T*")),
+        *(*GRAPH, ("query", "T*"), ("key", "T*"), ("value", "T*"), ("attr", "T*")),
         *(("edge_query", "T*"), ("seed", "i64*"), ("out", "T*"), ("edge_out", "T*")),
         *(("stats", "A*"), ("scores", "A*")),
         *(("partial", "A*"), ("partial_edge", "A*"), ("partial_stats", "A*")),
-        *(*_ROWS, *_SHAPE, ("dim", "i32"), ("scale", "f64"), *_DROPOUT),
-    ],
-)
-_MERGE = Kernel(
-    "transformer",
-    "transformer_merge",
-    [
-        *(("tiles", "i64*"), ("partial", "A*"), ("partial_stats", "A*")),
-        *(("out", "T*"), ("stats", "A*")),
-        *(("num_tiles", "i64"), *_SHAPE),
+        *(*ROWS, *SHAPE, ("dim", "i32"), ("scale", "f64"), *DROPOUT),
     ],
 )
 _TARGET = Kernel(
-    "transformer",
+    "transformer_target",
     "transformer_target",
     [
-        *(*_GRAPH, ("grad", "T*"), ("grad_edge", "T*"), ("grad_weights", "A*")),
+        *(*GRAPH, ("grad", "T*"), ("grad_edge", "T*"), ("grad_weights", "A*")),
         *(("query", "T*"), ("key", "T*"), ("value", "T*"), ("stats", "A*"), ("attr", "T*")),
         *(("edge_query", "T*"), ("seed", "i64*"), ("grad_query", "T*")),
         *(("grad_edge_query", "T*"), ("terms", "A*"), ("partial", "A*"), ("partial_mass", "A*")),
         *(("partial_edge", "A*"), ("partial_edge_mass", "A*")),
         *(("partial_delta", "A*"), ("centre", "A*")),
-        *(*_ROWS, *_SHAPE, ("dim", "i32"), ("scale", "f64"), *_DROPOUT),
-    ],
-)
-_SETTLE = Kernel(
-    "transformer",
-    "transformer_settle",
-    [
-        *(("rowptr", "I*"), ("idx", "I*"), ("tiles", "i64*"), ("delta", "A*"), ("terms", "A*")),
-        *(*_ROWS, ("heads", "i32"), ("keep", "f64")),
-    ],
-)
-_TARGET_MERGE = Kernel(
-    "transformer",
-    "transformer_target_merge",
-    [
-        *(("tiles", "i64*"), ("partial", "A*"), ("partial_mass", "A*"), ("centre", "A*")),
-        *(("delta", "A*"), ("grad_query", "T*"), ("num_tiles", "i64")),
-        *(*_SHAPE, ("scale", "f64")),
+        *(*ROWS, *SHAPE, ("dim", "i32"), ("scale", "f64"), *DROPOUT),
     ],
 )
 _ATTR = Kernel(
-    "transformer",
+    "transformer_target",
     "transformer_attr",
     [
-        *(*_GRAPH, ("grad_edge", "T*"), ("edge_query", "T*"), ("terms", "A*")),
-        *(("grad_attr", "T*"), *_ROWS, ("heads", "i32"), ("dim", "i32"), ("scale", "f64")),
+        *(*GRAPH, ("grad_edge", "T*"), ("edge_query", "T*"), ("terms", "A*")),
+        *(("grad_attr", "T*"), *ROWS, ("heads", "i32"), ("dim", "i32"), ("scale", "f64")),
     ],
 )
 _SOURCE = Kernel(
-    "transformer",
+    "transformer_source",
     "transformer_source",
     [
-        *(*_GRAPH, ("grad", "T*"), ("query", "T*"), ("terms", "A*")),
+        *(*GRAPH, ("grad", "T*"), ("query", "T*"), ("terms", "A*")),
         *(("grad_value", "T*"), ("grad_key", "T*"), ("partial", "A*")),
-        *(*_ROWS, *_SHAPE, ("scale", "f64")),
+        *(*ROWS, *SHAPE, ("scale", "f64")),
     ],
 )
-
-
-def _macros(
-    types: Macros,
-    plan: HeadLayout,
-    keep: bool = False,
-    dropout: bool = False,
-    weights: bool = False,
-    dim: int = 0,
-) -> Macros:
-    """Returns a specialisation; what a kernel does not have is zero."""
-    flags = (("KEEP", int(keep)), ("DROPOUT", int(dropout)), ("WEIGHTS", int(weights)))
-    return *types, *plan.macros, *flags, ("EDGE_VECS", -(-dim // plan.head_lanes))
 
 
 def transformer(
@@ -125,22 +84,18 @@ def transformer(
         return
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, query, key, value, out, least=_lanes(dim))
-    types = types_of(out, rowptr)
-    macros = _macros(types, plan, scores is not None, seed is not None, dim=dim)
+    flags = {"KEEP": scores is not None, "DROPOUT": seed is not None}
+    vectors = -(-dim // plan.head_lanes)
+    macros = specialise(types_of(out, rowptr), plan, **flags, EDGE_VECS=vectors)
     tables = (rowptr, idx, perm, tiles, query, key, value, attr, edge_query, seed, out, edge_out)
     parts = (stats, scores, partial, partial_edge, partial_stats)
     sizes = (rows, count, split, heads, channels, dim, scale)
     drop = (threshold(dropout), keep_scale(dropout))
     grid = plan.blocks(rows + count), plan.slices
     _FORWARD(runtime, macros, grid, THREADS, *tables, *parts, *sizes, *drop)
-    if not count:
-        return
-    merged = (tiles, partial, partial_stats, out, stats, count, heads, channels)
-    _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+    attention.merge(runtime, csr, partial, partial_stats, out, stats, heads)
     if dim:
-        macros = _macros(types, head_layout(heads, dim, edge_out))
-        merged = (tiles, partial_edge, partial_stats, edge_out, None, count, heads, dim)
-        _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+        attention.merge(runtime, csr, partial_edge, partial_stats, edge_out, None, heads)
 
 
 def _lanes(dim: int) -> int:
@@ -182,7 +137,8 @@ def transformer_target(
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, grad, query, key, value, grad_query, least=_lanes(dim))
     types = types_of(query, rowptr)
-    macros = _macros(types, plan, False, seed is not None, grad_weights is not None, dim)
+    flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
+    macros = specialise(types, plan, **flags, EDGE_VECS=-(-dim // plan.head_lanes))
     mass, edge_mass, centre = map(torch.empty_like, (partial, partial_edge, partial_delta))
     tables = (grad, grad_edge, grad_weights, query, key, value, stats, attr, edge_query, seed)
     written = (grad_query, grad_edge_query, terms)
@@ -193,22 +149,20 @@ def transformer_target(
     values = (*sizes, *shape, *drop)
     _TARGET(runtime, macros, grid, THREADS, *graph, *tables, *written, *parts, *values)
     if count:
-        merge_sums(runtime, csr, partial_delta, delta)
-        settled = (rowptr, idx, tiles, delta, terms, *sizes, heads, drop[1])
-        _SETTLE(runtime, macros, (count, 1), THREADS, *settled)
-        merges = [(partial, mass, grad_query, channels)]
+        keep = None if seed is None else drop[1]
+        attention.settle(runtime, csr, delta, partial_delta, terms, types, -1, keep)
+        shared = (centre, delta, None)
+        attention.merge_target(runtime, csr, partial, mass, *shared, grad_query, scale)
         if dim:
-            merges.append((partial_edge, edge_mass, grad_edge_query, dim))
-        for part, other, out, size in merges:
-            macros = _macros(types, head_layout(heads, size, out))
-            merged = (tiles, part, other, centre, delta, out, count, heads, size, scale)
-            _TARGET_MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+            sums = (partial_edge, edge_mass)
+            attention.merge_target(runtime, csr, *sums, *shared, grad_edge_query, scale)
     if grad_attr is not None:
         plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
         read = (grad_edge, edge_query, terms, grad_attr)
         grid = plan.blocks(rows + count), 1
         values = (*sizes, heads, dim, scale)
-        _ATTR(runtime, _macros(types, plan), grid, THREADS, *graph, *read, *values)
+        macros = specialise(types, plan, DROPOUT=0, WEIGHTS=0, EDGE_VECS=1)
+        _ATTR(runtime, macros, grid, THREADS, *graph, *read, *values)
 
 
 def transformer_source(
@@ -230,7 +184,7 @@ def transformer_source(
         return
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, grad, query, grad_value, grad_key)
-    macros = _macros(types_of(query, rowptr), plan)
+    macros = specialise(types_of(query, rowptr), plan)
     tables = (rowptr, idx, perm, tiles, grad, query, terms, grad_value, grad_key, partial)
     sizes = (rows, count, split, heads, channels, scale)
     grid = plan.blocks(rows + count), plan.slices

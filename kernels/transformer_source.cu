@@ -1,0 +1,63 @@
+// transformer_source — the gradients of keys and values.
+// Maths     grad_value[j] = sum_k weight_k * grad[idx[k]]
+//           grad_key[j] = scale * sum_k s_k * query[idx[k]]  over the edges k from source j
+// Shapes    grad, query [N, H*C]  grad_key, grad_value [S, H*C]  terms [E, 2, H] (acc_t)
+//           rows and tiles by source, perm the positions by target; partial [2, T, H*C] (acc_t)
+// Mapping   as in transformer.cu
+// Traffic   gathers E rows of grad, of query and of terms
+// Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
+// Limits    VEC divides C
+#define LOOPS 0
+#define ROW_WORDS (NV * VEC * (int)sizeof(scalar_t) / 4)
+#define BATCH (ROW_WORDS <= 2 ? 8 : ROW_WORDS <= 4 ? 4 : ROW_WORDS <= 8 ? 2 : 1)
+#include "common/attend_source.cuh"
+
+struct BackwardSource {
+  struct Batch {
+    Packed grad[BATCH][NV], query[BATCH][NV];
+  };
+  const Place& place;
+  const scalar_t *grad, *query;
+  acc_t sum[NV][VEC], key_sum[NV][VEC];
+
+  template <bool FULL>
+  DEVICE_MEMBER void load(Batch& rows, const index_t (&source)[BATCH],
+                          const position_t (&own)[BATCH]) const {
+    load_rows<FULL>(grad, source, place, rows.grad);
+    load_rows<FULL>(query, source, place, rows.query);
+  }
+  DEVICE_MEMBER void add(Batch& rows, const acc_t (&weights)[SLOTS][BATCH],
+                         const acc_t (&slopes)[SLOTS][BATCH]) {
+    add_weighted(sum, weights, rows.grad);
+    add_weighted(key_sum, slopes, rows.query);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    transformer_source(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+                       const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+                       const scalar_t* __restrict__ grad, const scalar_t* __restrict__ query,
+                       const acc_t* __restrict__ terms, scalar_t* __restrict__ grad_value,
+                       scalar_t* __restrict__ grad_key, acc_t* __restrict__ partial,
+                       long long num_rows, long long num_tiles, long long split, int heads,
+                       int channels, double scale) {
+  const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, -1};
+  const Edges edges(graph, group_of_launch());
+  if (!any_group(edges.row >= 0)) return;
+  const Place place(heads, channels);
+  BackwardSource op = {place, grad, query};
+  clear(op.sum), clear(op.key_sum);
+  attend_source(op, graph, edges, place, perm, terms);
+  if (edges.row < 0) return;
+#pragma unroll
+  for (int n = 0; n < NV; n++)
+#pragma unroll
+    for (int v = 0; v < VEC; v++) op.key_sum[n][v] *= (acc_t)scale;
+  if (edges.part >= 0) {
+    store_partial(partial, edges.part, place, op.sum);
+    store_partial(partial, num_tiles + edges.part, place, op.key_sum);
+  } else {
+    store_row(grad_value, edges.row, place, op.sum);
+    store_row(grad_key, edges.row, place, op.key_sum);
+  }
+}

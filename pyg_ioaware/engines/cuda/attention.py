@@ -1,0 +1,107 @@
+"""What gatv2 and transformer on CUDA share: see kernels/attention.cu."""
+
+from torch import Tensor
+
+from pyg_ioaware.engines.cuda.launch import Kernel, Macros, Runtime, types_of
+from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout, merge_blocks
+from pyg_ioaware.engines.cuda.spmm import merge_sums
+from pyg_ioaware.graph.csr import CSR
+
+GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
+ROWS = [("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")]
+SHAPE = [("heads", "i32"), ("channels", "i32")]
+DROPOUT = [("threshold", "i64"), ("keep", "f64")]
+
+_MERGE = Kernel(
+    "attention",
+    "attention_merge",
+    [
+        *(("tiles", "i64*"), ("partial", "A*"), ("partial_stats", "A*")),
+        *(("out", "T*"), ("stats", "A*"), ("num_tiles", "i64"), *SHAPE),
+    ],
+)
+_SETTLE = Kernel(
+    "attention",
+    "attention_settle",
+    [
+        *(("rowptr", "I*"), ("tiles", "i64*"), ("delta", "A*"), ("terms", "A*")),
+        *(*ROWS, ("num_loops", "i64"), ("heads", "i32"), ("keep", "f64")),
+    ],
+)
+_TARGET_MERGE = Kernel(
+    "attention",
+    "attention_target_merge",
+    [
+        *(("tiles", "i64*"), ("partial", "A*"), ("partial_mass", "A*"), ("centre", "A*")),
+        *(("delta", "A*"), ("att", "T*"), ("out", "T*")),
+        *(("num_tiles", "i64"), *SHAPE, ("factor", "f64")),
+    ],
+)
+
+
+def specialise(types: Macros, plan: HeadLayout, **flags: int) -> Macros:
+    """Returns the specialisation of a kernel."""
+    return *types, *plan.macros, *((name, int(flag)) for name, flag in flags.items())
+
+
+def merge(
+    runtime: Runtime,
+    csr: CSR,
+    partial: Tensor,
+    partial_stats: Tensor,
+    out: Tensor,
+    stats: Tensor | None,
+    heads: int,
+) -> None:
+    """Writes the results of split rows, if there are any, from those of their tiles."""
+    count, channels = csr.tiles.size(0), out.size(1) // heads
+    if not count:
+        return
+    plan = head_layout(heads, channels, out)
+    macros = specialise(types_of(out, csr.rowptr), plan, LOOPS=0, DROPOUT=0)
+    tables = (csr.tiles, partial, partial_stats, out, stats)
+    _MERGE(runtime, macros, merge_blocks(count), THREADS, *tables, count, heads, channels)
+
+
+def settle(
+    runtime: Runtime,
+    csr: CSR,
+    delta: Tensor,
+    partial_delta: Tensor,
+    terms: Tensor,
+    types: Macros,
+    num_loops: int,
+    keep: float | None,
+) -> None:
+    """Writes delta of split rows, and with it the terms of their edges.
+
+    ``keep`` is the factor of the weights that dropout keeps, None without dropout.
+    """
+    merge_sums(runtime, csr, partial_delta, delta)
+    count, heads = csr.tiles.size(0), delta.size(1)
+    plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
+    macros = specialise(types, plan, LOOPS=num_loops >= 0, DROPOUT=keep is not None)
+    sizes = (csr.rowptr.numel() - 1, count, csr.split, num_loops, heads)
+    tables = (csr.rowptr, csr.tiles, delta, terms)
+    _SETTLE(runtime, macros, (count, 1), THREADS, *tables, *sizes, 1.0 if keep is None else keep)
+
+
+def merge_target(
+    runtime: Runtime,
+    csr: CSR,
+    partial: Tensor,
+    mass: Tensor,
+    centre: Tensor,
+    delta: Tensor,
+    att: Tensor | None,
+    out: Tensor,
+    factor: float,
+) -> None:
+    """Writes the gradients of split rows from the two sums of their tiles."""
+    count, heads = csr.tiles.size(0), delta.size(1)
+    channels = out.size(1) // heads
+    plan = head_layout(heads, channels, *((out,) if att is None else (out, att)))
+    macros = specialise(types_of(out, csr.rowptr), plan, LOOPS=0, DROPOUT=0)
+    tables = (csr.tiles, partial, mass, centre, delta, att, out)
+    grid = merge_blocks(count)
+    _TARGET_MERGE(runtime, macros, grid, THREADS, *tables, count, heads, channels, factor)
