@@ -11,7 +11,7 @@
 #define ROW_WORDS (NV * VEC * (int)sizeof(acc_t) / (EDGES ? 2 : 4))
 #define BATCH (ROW_WORDS <= 4 ? 8 : ROW_WORDS <= 8 ? 4 : ROW_WORDS <= 16 ? 2 : 1)
 // Blocks of a multiprocessor: what fits without spills.
-#define RESIDENT (NV == 1 && !EDGES && SCALAR != 1 ? 6 : 1)
+#define RESIDENT (NV == 1 && !EDGES && !DROPOUT && SCALAR != 1 ? 6 : 1)
 #include "common/attend.cuh"
 #include "common/mlp.cuh"
 

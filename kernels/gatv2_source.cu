@@ -9,6 +9,8 @@
 // Limits    VEC divides C
 #define ROW_WORDS (NV * VEC * (int)sizeof(acc_t) / 4)
 #define BATCH (ROW_WORDS <= 4 ? 8 : ROW_WORDS <= 8 ? 4 : ROW_WORDS <= 16 ? 2 : 1)
+// Blocks of a multiprocessor: what fits without spills.
+#define RESIDENT (NV > 2 || SCALAR == 1 ? 1 : SCALAR >= 2 ? 5 : 4)
 #include "common/attend_source.cuh"
 #include "common/signs.cuh"
 #include "common/slots.cuh"
@@ -55,7 +57,7 @@ struct BackwardSource {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gatv2_source(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                  const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                  const scalar_t* __restrict__ grad, const scalar_t* __restrict__ x_l,

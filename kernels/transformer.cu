@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   Forward op = {place, operands, out, partial, (acc_t)scale};
   clear(op.sum);
 #if EDGES
-  op.edge_query = edge_query + max(edges.row, 0) * (long long)heads * dim;
+  op.edge_query = edge_query + (edges.row < 0 ? 0 : edges.row) * (long long)heads * dim;
   op.edge_out = edge_out, op.partial_edge = partial_edge;
   clear_edges(op.edge_sum);
 #endif

@@ -110,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Operands operands = {key, value, perm, attr, dim};
   Backward op = {place, operands, grad_query, partial, partial_mass, (acc_t)scale};
 #if EDGES
-  const long long own = max(edges.row, 0) * (long long)heads * dim;
+  const long long own = (edges.row < 0 ? 0 : edges.row) * (long long)heads * dim;
   op.edge_query = edge_query + own, op.grad_edge = grad_edge + own;
   op.grad_edge_query = grad_edge_query;
   op.partial_edge = partial_edge, op.partial_edge_mass = partial_edge_mass;
