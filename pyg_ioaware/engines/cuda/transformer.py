@@ -151,18 +151,17 @@ def transformer_target(
     if count:
         keep = None if seed is None else drop[1]
         attention.settle(runtime, csr, delta, partial_delta, terms, types, -1, keep)
-        shared = (centre, delta, None)
-        attention.merge_target(runtime, csr, partial, mass, *shared, grad_query, scale)
-        if dim:
-            sums = (partial_edge, edge_mass)
-            attention.merge_target(runtime, csr, *sums, *shared, grad_edge_query, scale)
+        for sums, grad_row in (
+            ((partial, mass), grad_query),
+            ((partial_edge, edge_mass), grad_edge_query),
+        )[: 2 if dim else 1]:
+            attention.merge_target(runtime, csr, *sums, centre, delta, None, grad_row, scale)
     if grad_attr is not None:
         plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
         read = (grad_edge, edge_query, terms, grad_attr)
         grid = plan.blocks(rows + count), 1
-        values = (*sizes, heads, dim, scale)
         macros = specialise(types, plan, DROPOUT=0, WEIGHTS=0, EDGE_VECS=1)
-        _ATTR(runtime, macros, grid, THREADS, *graph, *read, *values)
+        _ATTR(runtime, macros, grid, THREADS, *graph, *read, *sizes, heads, dim, scale)
 
 
 def transformer_source(
