@@ -28,17 +28,20 @@ import torch
 import torch_geometric
 from gpu_graphs import REAL, SYNTHETIC, read
 from torch import Tensor
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv, TransformerConv
 
 import pyg_ioaware
 from pyg_ioaware import ops
 from pyg_ioaware.graph.csr import Adjacency
 
 WIDTH = 128
+HEADS = (4, 32)
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "GCNConv": lambda: GCNConv(WIDTH, WIDTH),
     "GCNConv-cached": lambda: GCNConv(WIDTH, WIDTH, cached=True),
     "SAGEConv-max": lambda: SAGEConv(WIDTH, WIDTH, aggr="max"),
+    "GATv2Conv-4x32": lambda: GATv2Conv(WIDTH, 32, heads=4),
+    "TransformerConv-4x32": lambda: TransformerConv(WIDTH, 32, heads=4),
 }
 Run = Callable[[], Any]
 
@@ -51,7 +54,7 @@ def device_ms(run: Run, least: int = 15) -> float:
     pairs = []
     for _ in range(least):
         a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(400_000)  # cycles: the host runs ahead meanwhile
+        torch.cuda._sleep(6_000_000)  # cycles: the host runs ahead meanwhile
         a.record()
         run()
         b.record()
@@ -74,9 +77,12 @@ def host_ms(run: Run, least: int = 50) -> float:
     return statistics.median(times)
 
 
-def gate(what: str, got: Tensor, want: Tensor, tolerance: float) -> None:
-    """Raises if a result is wrong: nothing that is wrong is timed."""
-    error = float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-30))
+def gate(what: str, got: Tensor, want: Tensor, tolerance: float, size: float = 1e-30) -> None:
+    """Raises if a result is wrong: nothing that is wrong is timed.
+
+    :obj:`size` is the least size that its error is measured by: terms may cancel to nothing.
+    """
+    error = float((got.double() - want.double()).norm() / max(float(want.double().norm()), size))
     if not error < tolerance:
         raise SystemExit(f"{what}: wrong by {error:.1e}, not timed")
 
@@ -111,6 +117,42 @@ def op_rows(edge_index: Tensor, num_nodes: int) -> Iterator[dict[str, Any]]:
     for dtype in (torch.float32, torch.bfloat16):
         for op in ("spmm", "max"):
             yield from passes(op, x32.to(dtype).requires_grad_(), adj)
+        for op in ("gatv2", "transformer"):
+            yield from attention_passes(op, dtype, adj)
+
+
+def attention_passes(op: str, dtype: torch.dtype, adj: Adjacency) -> Iterator[dict[str, Any]]:
+    """Yields the passes of one attention operation, 4 heads of 32 channels."""
+    shape, name = (adj.num_src, *HEADS), str(dtype).removeprefix("torch.")
+    inputs = [torch.randn(shape, device="cuda", dtype=dtype) for _ in range(3)]
+    if op == "gatv2":
+        inputs[2] = torch.randn(HEADS, device="cuda", dtype=dtype)
+    inputs = [t.requires_grad_() for t in inputs]
+
+    def call(*inputs: Tensor) -> Tensor:
+        return getattr(ops, op)(*inputs, adj)[0]
+
+    out, row = call(*inputs), {"op": f"{op}-4x32", "dtype": name, "provider": "ours"}
+    cotangent = torch.randn_like(out)
+
+    def backward() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(out, inputs, cotangent, retain_graph=True)
+
+    if adj.num_edges < 4_000_000:
+        from pyg_ioaware.ops import attention, reference
+
+        flat = [t.detach().double().flatten(-2).requires_grad_() for t in inputs]
+        factor = 0.2 if op == "gatv2" else HEADS[1] ** -0.5
+        options = attention.Attention(adj, HEADS[0], -1, factor, 0.0, None, False)
+        twin = getattr(reference, op)(options, *flat, *[None] * (3 if op == "gatv2" else 2))[0]
+        tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+        gate(f"{op} {name}", out.flatten(1), twin, tolerance)
+        exact = torch.autograd.grad(twin, flat, cotangent.double().flatten(1))
+        for got, want in zip(backward(), exact, strict=True):
+            gate(f"{op} backward {name}", got.flatten(-2), want, tolerance)
+        del twin, exact, flat
+    yield row | {"pass": "forward", "ms": device_ms(lambda: call(*inputs))}
+    yield row | {"pass": "backward", "ms": device_ms(backward)}
 
 
 def passes(op: str, x: Tensor, adj: Adjacency) -> Iterator[dict[str, Any]]:
@@ -171,9 +213,10 @@ def layer_rows(
 
     row = {"op": name, "pass": "forward+backward", "dtype": "float32"}
     want = step()
+    size = 1e-2 * max(float(t.double().norm()) for t in want[2:])
     with pyg_ioaware.patched(strict=True):
         for got, expected in zip(step(), want, strict=True):
-            gate(f"ours of {name}", got, expected, 1e-4)
+            gate(f"ours of {name}", got, expected, 1e-4, size)
         ours = {"ms": timer(step), "mib": peak_mib(step)}
     yield row | {"provider": "stock", "ms": timer(step), "mib": peak_mib(step)}
     yield row | {"provider": "ours"} | ours
@@ -182,7 +225,7 @@ def layer_rows(
         torch._dynamo.reset()
         fast = torch.compile(layer, dynamic=False)
         for got, expected in zip(step(fast), want, strict=True):
-            gate(f"torch.compile of {name}", got, expected, 1e-4)
+            gate(f"torch.compile of {name}", got, expected, 1e-4, size)
         yield row | {"provider": "torch.compile", "ms": timer(lambda: step(fast))}
 
 

@@ -54,6 +54,10 @@ struct Backward {
         }
       }
   }
+  DEVICE_MEMBER void recentre(int s, acc_t by) {
+#pragma unroll
+    for (int n = s * HEAD_VECS; n < (s + 1) * HEAD_VECS; n++) add_scaled(sum[n], by, mass[n]);
+  }
   // Since sum_k s_k = 0, sum_k s_k * leaky'(z[k]) is (1 - slope) times the sum where z is positive.
   DEVICE_MEMBER void finish(const Edges& edges, const acc_t (&shift)[SLOTS]) {
     if (edges.part >= 0) {

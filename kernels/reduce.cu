@@ -9,7 +9,8 @@
 // Limits    VEC divides width, and width / heads where heads > 1
 //
 // `arg` is the place in the row of the first edge that attains the result, or its complement where
-// a gradient needs more than that: several edges attain it, or it is zero or NaN.
+// a gradient needs more than that: several edges attain it, or it is zero or NaN. `tied` [N] (bytes,
+// zero before) tells whether the row has any complement.
 #include "common/best.cuh"
 #include "common/merge.cuh"
 #include "common/message.cuh"
@@ -146,8 +147,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
            const index_t* __restrict__ perm, const long long* __restrict__ tiles,
            const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-           scalar_t* __restrict__ out, int* __restrict__ arg, acc_t* __restrict__ partial,
-           int* __restrict__ partial_arg, long long num_rows, long long num_tiles, long long split,
+           scalar_t* __restrict__ out, int* __restrict__ arg, unsigned char* __restrict__ tied,
+           acc_t* __restrict__ partial, int* __restrict__ partial_arg, long long num_rows, long long num_tiles, long long split,
            int width, int heads) {
   Item it;
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
@@ -177,15 +178,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       store_words(partial + it.part * width + f, value);
 #if WITH_ARG
     int places[VEC];
-    bool nan = false;
+    bool nan = false, any = false;
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
       const int first = best[n].first_of(v);
       // Tiles leave it to the merge what the value itself asks for.
       const bool zero = it.part < 0 && value[v] == 0 && it.begin < it.end;
       nan |= value[v] != value[v];
-      places[v] = zero || best[n].last_of(v) != first ? ~(origin + first) : origin + first;
+      const bool more = zero || best[n].last_of(v) != first;
+      places[v] = more ? ~(origin + first) : origin + first;
+      any |= more;
     }
+    if (it.part < 0 && (any || nan)) tied[it.row] = 1;
     if (nan) {
 #pragma unroll
       for (int v = 0; v < VEC; v++)
@@ -202,6 +206,7 @@ struct Tables {
   const int* partial_arg;
   scalar_t* out;
   int* arg;
+  unsigned char* tied;
   int width;
 };
 
@@ -254,6 +259,7 @@ struct Merged {
     for (int v = 0; v < VEC; v++) {
       const bool more = several >> v & 1 || !(value[v] > 0 || value[v] < 0);
       t.arg[at + v] = more ? ~place[v] : place[v];
+      if (more) t.tied[row] = 1;
     }
 #endif
     store(t.out + at, value);
@@ -263,7 +269,8 @@ struct Merged {
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_merge(const long long* __restrict__ tiles, const acc_t* __restrict__ partial,
                  const int* __restrict__ partial_arg, scalar_t* __restrict__ out,
-                 int* __restrict__ arg, long long num_tiles, int width) {
-  const Tables tables = {partial, partial_arg, out, arg, width};
+                 int* __restrict__ arg, unsigned char* __restrict__ tied, long long num_tiles,
+                 int width) {
+  const Tables tables = {partial, partial_arg, out, arg, tied, width};
   merge_rows<Merged>(tables, tiles, num_tiles, width);
 }

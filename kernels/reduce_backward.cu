@@ -17,72 +17,79 @@
 #if defined(SHARES)
 #define EDGES 128
 
-// PASS 0: whole rows, at once. 1: counts of tiles. 2: hits of tiles, from the counts of their rows.
+// PASS 0: whole rows, but those in which edges tie (none do under "first"). 1: counts of tiles.
+// 2: hits of tiles, from the counts of their rows. 3: whole rows in which edges tie.
+#define TYING (TIES != FIRST && PASS != 0)
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_shares(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                   const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                   const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
                   const scalar_t* __restrict__ grad, const int* __restrict__ arg,
-                  scalar_t* __restrict__ share, unsigned* __restrict__ hits,
-                  int* __restrict__ counts, long long num_rows, long long num_tiles,
-                  long long split, int width, int heads, int first, int words) {
+                  const unsigned char* __restrict__ tied, scalar_t* __restrict__ share,
+                  unsigned* __restrict__ hits, int* __restrict__ counts, long long num_rows,
+                  long long num_tiles, long long split, int width, int heads, int first,
+                  int words) {
   const long long group = group_of_launch();
   Item it;
-#if PASS == 0
+#if PASS == 0 || PASS == 3
   if (!find_item(it, group, rowptr, tiles, num_rows, 0, split)) return;
+  if (TIES != FIRST && __ldg(tied + it.row) != (PASS == 3)) return;
 #else
   if (group >= num_tiles) return;
   find_item(it, group, rowptr, tiles, num_rows, num_tiles, split);
 #endif
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, w0 = blockIdx.y * WORDS;
   const Edges edges = {idx, perm, x, weight, width, heads, width / heads};
-  const long long origin = rowptr[it.row];
-  const int w0 = blockIdx.y * WORDS;
-  int place[WORDS], count[WORDS] = {};
-  bool inside[WORDS], shared[WORDS];
+  const long long origin = it.part < 0 ? it.begin : rowptr[it.row];
+  int place[WORDS];
+  unsigned shared = 0, all = 0;  // a bit for each word: edges tie; all edges have a hit
+  scalar_t given[WORDS];         // of grad
+#if TYING
   acc_t best[WORDS];
+#endif
 #pragma unroll
   for (int w = 0; w < WORDS; w++) {
     const int f = first + 32 * (w0 + w) + lane;
-    inside[w] = f < width && w0 + w < words;
-    place[w] = inside[w] ? __ldg(arg + it.row * width + f) : 0;
+    const bool inside = f < width && w0 + w < words;
+    place[w] = inside ? __ldg(arg + it.row * width + f) : 0x7fffffff;
+    given[w] = TIES != FIRST && PASS != 1 && inside ? __ldg(grad + it.row * width + f) : 0;
   }
 #pragma unroll
   for (int w = 0; w < WORDS; w++) {
     const int f = first + 32 * (w0 + w) + lane;
-    shared[w] = TIES != FIRST && place[w] < 0;
+    const long long at = it.row * width + f;
+    const bool inside = f < width && w0 + w < words;
+    const bool ties = TYING && place[w] < 0;
     place[w] = place[w] < 0 ? ~place[w] : place[w];
-    best[w] = shared[w] ? message(edges, origin + place[w], f) : 0;
-    if (!shared[w]) continue;
+    shared |= (unsigned)ties << w;
+    int count = 0;
+#if TYING
+    best[w] = ties ? message(edges, origin + place[w], f) : 0;
+    if (ties) {
 #if PASS == 2
-    // Each tile sums the counts of its row again: few rows are split.
-    long long t = it.part;
-    while (tiles[4 * t + 3] == 0) t--;
-    for (long long p = t; p < t + tiles[4 * t + 3]; p++) count[w] += counts[p * width + f];
+      // Each tile sums the counts of its row again: few rows are split.
+      long long t = it.part;
+      while (tiles[4 * t + 3] == 0) t--;
+      for (long long p = t; p < t + tiles[4 * t + 3]; p++) count += counts[p * width + f];
 #else
 #pragma unroll 2
-    for (long long k = it.begin; k < it.end; k++)
-      count[w] += attains(message(edges, k, f), best[w]);
+      for (long long k = it.begin; k < it.end; k++)
+        count += attains(message(edges, k, f), best[w]);
 #endif
-  }
+    }
 #if PASS == 1
-#pragma unroll
-  for (int w = 0; w < WORDS; w++)
-    if (inside[w]) counts[it.part * width + first + 32 * (w0 + w) + lane] = count[w];
+    if (inside) counts[it.part * width + f] = count;
 #else
-  bool all[WORDS] = {};  // whether all edges of the row have a hit
-#if TIES != FIRST
-#pragma unroll
-  for (int w = 0; w < WORDS; w++) {
-    if (!inside[w]) continue;
-    const long long at = it.row * width + first + 32 * (w0 + w) + lane;
-    acc_t own = widen(__ldg(grad + at));
-    if (shared[w]) own /= (acc_t)(count[w] + (TIES == EVEN && best[w] == 0));
-    const scalar_t stored = narrow(own);
-    all[w] = TIES == EVEN && !is_finite(widen(stored));
-    if (it.begin == origin) share[at] = stored;
-  }
+    if (ties) given[w] = narrow(widen(given[w]) / (acc_t)(count + (TIES == EVEN && best[w] == 0)));
 #endif
+#endif
+#if TIES != FIRST && PASS != 1
+    all |= (unsigned)(TIES == EVEN && inside && !is_finite(widen(given[w]))) << w;
+    if (inside && it.begin == origin) share[at] = given[w];
+#endif
+  }
+#if PASS != 1
 #if PASS == 0
   // Of short rows, a ballot for each word: the word of edge u and group w goes to lane u * WORDS + w.
   if (it.end - it.begin <= 32 / WORDS) {
@@ -91,10 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int u = 0; u < n; u++)
 #pragma unroll
       for (int w = 0; w < WORDS; w++) {
-        bool hit = place[w] == u || all[w];
-        if (shared[w] && !all[w])
-          hit = attains(message(edges, origin + u, first + 32 * (w0 + w) + lane), best[w]);
-        const unsigned word = __ballot_sync(0xffffffffu, inside[w] && hit);
+        const unsigned word = __ballot_sync(0xffffffffu, place[w] == u || all >> w & 1);
         if (lane == u * WORDS + w) mine = word;
       }
     const int u = lane / WORDS, w = w0 + lane % WORDS;
@@ -111,13 +115,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncwarp();
 #pragma unroll
     for (int w = 0; w < WORDS; w++) {
-      const int u = place[w] - (int)(k0 - origin);
-      if (inside[w] && !shared[w] && !all[w] && u >= 0 && u < n)
-        atomicOr(own + u * WORDS + w, 1u << lane);
-      if (inside[w] && (shared[w] || all[w]))
-        for (int u = 0; u < n; u++)
-          if (all[w] || attains(message(edges, k0 + u, first + 32 * (w0 + w) + lane), best[w]))
-            atomicOr(own + u * WORDS + w, 1u << lane);
+      if ((shared | all) >> w & 1) {
+        for (int u = 0; u < n; u++) {
+          bool hit = all >> w & 1;
+#if TYING
+          hit |= attains(message(edges, k0 + u, first + 32 * (w0 + w) + lane), best[w]);
+#endif
+          if (hit) atomicOr(own + u * WORDS + w, 1u << lane);
+        }
+      } else {
+        const long long u = origin + place[w] - k0;
+        if (u >= 0 && u < n) atomicOr(own + u * WORDS + w, 1u << lane);
+      }
     }
     __syncwarp();
     for (int u = lane; u < n * WORDS; u += 32)

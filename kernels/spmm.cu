@@ -10,7 +10,7 @@
 #include "common/rows.cuh"
 #include "common/vec.cuh"
 
-#define BATCH (NV == 1 ? 8 : 4)
+#define BATCH (NV > 1 ? 4 : WEIGHTED && VEC > 4 ? 6 : 8)
 
 DEVICE void divide(acc_t (&values)[VEC], acc_t by) {
 #pragma unroll

@@ -51,6 +51,15 @@ struct Backward {
     add_weighted_edges(edge_mass, a, rows.attr, from.dim, place);
 #endif
   }
+  DEVICE_MEMBER void recentre(int s, acc_t by) {
+#pragma unroll
+    for (int n = s * HEAD_VECS; n < (s + 1) * HEAD_VECS; n++) add_scaled(sum[n], by, mass[n]);
+#if EDGES
+#pragma unroll
+    for (int i = 0; i < EDGE_VECS; i++)
+      edge_sum[s][i] = fma(by, edge_mass[s][i], edge_sum[s][i]);
+#endif
+  }
   DEVICE_MEMBER void finish(const Edges& edges, const acc_t (&shift)[SLOTS]) {
     if (edges.part >= 0) {
       store_partial(partial, edges.part, place, sum);

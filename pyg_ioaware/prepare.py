@@ -22,7 +22,8 @@ def prepare(
     *,
     flow: str = "source_to_target",
     compile: bool = True,
-    attention: bool = False,
+    attention: tuple[int, int] | None = None,
+    width: int = 64,
 ) -> None:
     r"""Builds the structure of a graph, for both directions, and compiles the kernels.
 
@@ -39,9 +40,11 @@ def prepare(
             (default: :obj:`"source_to_target"`)
         compile (bool, optional): If set, compiles the kernels for float32.
             (default: :obj:`True`)
-        attention (bool, optional): If set, also compiles those of GATv2Conv and TransformerConv,
-            which take some seconds each: without edge features, for a number of channels per head
-            that is a multiple of eight. (default: :obj:`False`)
+        attention (tuple, optional): The heads, and channels of each, of layers of attention: also
+            compiles the kernels of GATv2Conv and TransformerConv without edge features for them,
+            which take some seconds each. (default: :obj:`None`)
+        width (int, optional): The number of features of a node; kernels on a GPU are compiled
+            for it. (default: :obj:`64`)
 
     Raises:
         ValueError: If the graph is of another form, the size is missing, or an index is out of
@@ -53,27 +56,30 @@ def prepare(
             "'prepare' found indices outside of the graph (got a graph of size "
             f"{size}); check 'edge_index' or give the right 'size'"
         )
-    _ = adj.by_source
+    _ = adj.by_source_in_place
     device = adj.by_target.rowptr.device
     if compile:
-        compile_kernels(device)
-    if attention:
-        compile_attention(device)
+        compile_kernels(device, width=width)
+    if attention is not None:
+        compile_attention(device, *attention)
 
 
-def compile_kernels(device: torch.device | str, dtype: torch.dtype = torch.float32) -> None:
+def compile_kernels(
+    device: torch.device | str, dtype: torch.dtype = torch.float32, width: int = 64
+) -> None:
     r"""Compiles every kernel that the fused operations use, by running it on a tiny graph.
 
     Args:
         device (torch.device or str): The device.
         dtype (torch.dtype, optional): The dtype of the features. (default: float32)
+        width (int, optional): The number of features of a node. (default: :obj:`64`)
     """
     src = torch.tensor([0, 1, 1], device=device)
     for order in (src, src.flip(0)):
         adj = Adjacency.from_pair(src, order, 2, 2)
         assert adj is not None
         for weight in (None, torch.ones(3, device=device, dtype=dtype, requires_grad=True)):
-            x = torch.ones(2, 8, device=device, dtype=dtype, requires_grad=True)
+            x = torch.ones(2, width, device=device, dtype=dtype, requires_grad=True)
             outs = [ops.spmm(x, adj, weight, mean=mean) for mean in (False, True)]
             outs += [ops.reduce(x, adj, weight, reduce=name) for name in ("max", "min")]
             torch.stack(outs).sum().backward()
@@ -82,19 +88,20 @@ def compile_kernels(device: torch.device | str, dtype: torch.dtype = torch.float
 
 
 def compile_attention(
-    device: torch.device | str, dtype: torch.dtype = torch.float32, channels: int = 8
+    device: torch.device | str, heads: int, channels: int, dtype: torch.dtype = torch.float32
 ) -> None:
     r"""Compiles the kernels of attention without edge features, by running them on a tiny graph.
 
     Args:
         device (torch.device or str): The device.
+        heads (int): The number of heads.
+        channels (int): The channels per head.
         dtype (torch.dtype, optional): The dtype of the features. (default: float32)
-        channels (int, optional): The channels per head. (default: :obj:`8`)
     """
     ends = torch.tensor([0, 1, 1], device=device)
     adj = Adjacency.from_pair(ends, ends, 2, 2)
     assert adj is not None
-    x = torch.ones(2, 1, channels, device=device, dtype=dtype, requires_grad=True)
+    x = torch.ones(2, heads, channels, device=device, dtype=dtype, requires_grad=True)
     out = ops.gatv2(x, x, x[0], adj)[0] + ops.transformer(x, x, x, adj)[0]
     out.sum().backward()
 

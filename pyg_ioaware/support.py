@@ -245,8 +245,11 @@ def tensor_reasons(x: Tensor) -> list[str]:
         found.append(f"features of dtype '{x.dtype}'")
     if x.dim() not in (2, 3):
         found.append(f"features of {x.dim()} dimensions")
-    if engines.of(x.device) is None:
+    engine = engines.of(x.device)
+    if engine is None:
         found.append(engines.why_none(x.device))
+    elif x.dtype in engine.broken:
+        found.append(engine.broken[x.dtype])
     return found
 
 

@@ -3,7 +3,8 @@
 // With a the softmax and t_k = <grad[i], value_k>, through dropout and with the gradients of the
 // weights, the gradient of score k is s_k = a_k * (t_k - delta), delta = sum_l a_l t_l. delta is
 // known at the end only, so a sum of s_k * m_k is held as two, of a_k * (t_k - c) * m_k and of
-// a_k * m_k, for c the t of the first edge: the smaller the differences, the less is rounded.
+// a_k * m_k, for c the t of an edge with much of the weight: the smaller the differences, the
+// less is rounded, and where one edge takes all, or equal ones share it, nothing is.
 //
 // `terms` [E + L, 2, H] get a_k, negative where it was dropped, and t_k; then, once delta is known,
 // the weight after dropout and s_k. A batch waits in registers until the next one, so that the
@@ -12,6 +13,7 @@
 // An Op has Batch, load and score as in attend.cuh, and
 //   dots(batch, scores, dots)      the lane's parts of the scores, and of <grad, value>
 //   add(batch, a, at)              adds to its two sums
+//   recentre(slot, by)             adds so many times its second sum to its first
 //   finish(edges, shift)           writes what they make with delta - c, of a tile the sums
 #pragma once
 #include "edges.cuh"
@@ -35,7 +37,8 @@ template <class Op> struct Target {
   const Place& place;
   const Dropout& dropout;
   const TargetTables& tables;
-  acc_t top[SLOTS], inverse[SLOTS], centre[SLOTS];
+  acc_t top[SLOTS], inverse[SLOTS];
+  acc_t centre[SLOTS], share[SLOTS];   // t of an edge, and its weight
   acc_t shift[SLOTS], mass[SLOTS];     // the lane's sums of a * (t - centre), and of a
   acc_t a[SLOTS][BATCH], t[SLOTS][BATCH];  // of the batch at `held`
   position_t held;
@@ -47,7 +50,7 @@ template <class Op> struct Target {
       const bool has = edges.row >= 0 && place.has(s);
       const acc_t* stats = tables.stats + edges.row * 2ll * place.heads + place.head_of(s);
       top[s] = has ? stats[0] : 0, inverse[s] = has ? stats[place.heads] : 0;
-      centre[s] = shift[s] = mass[s] = 0;
+      centre[s] = share[s] = shift[s] = mass[s] = 0;
 #pragma unroll
       for (int i = 0; i < OWN; i++) a[s][i] = t[s][i] = 0;
     }
@@ -85,6 +88,25 @@ template <class Op> struct Target {
     if (DROPOUT && factor == 0) weight = -weight;
   }
 
+  // Takes as centre the t of an edge that has more than twice the weight of the one before.
+  DEVICE_MEMBER void find_centre(int s, const acc_t (&weights)[BATCH], const acc_t (&dots)[BATCH]) {
+    acc_t most = weights[0], value = -INF;
+#pragma unroll
+    for (int i = 1; i < OWN; i++) most = max(most, weights[i]);
+    if (!__any_sync(ALL_LANES, most > 2 * share[s])) return;
+    most = max_over_edges(most);
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+      if (weights[i] == most) value = max(value, dots[i]);
+    value = max_over_edges(value);
+    const acc_t moved = most > 2 * share[s] ? centre[s] - value : 0;
+    const bool moves = most > 2 * share[s] && moved - moved == 0;
+    const acc_t by = moves ? moved : 0;
+    if (moves) share[s] = most, centre[s] = value;
+    shift[s] = fma(by, mass[s], shift[s]);
+    op.recentre(s, by);
+  }
+
   template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
     if (k > edges.begin) write();
     held = k;
@@ -110,10 +132,7 @@ template <class Op> struct Target {
           weights[s][i] = dots[s][i] = a[s][i] = t[s][i] = 0;
         }
       }
-      if (k == edges.begin) {
-        const acc_t first = of_edge(dots[s], 0);
-        centre[s] = first - first == 0 ? first : 0;
-      }
+      find_centre(s, weights[s], dots[s]);
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
         mass[s] += weights[s][i];

@@ -18,7 +18,7 @@ def main(support_table: bool) -> int:
 
         print(tables.support_table().strip())
         return 0
-    works, cpu = check_cpu()
+    works, cpu = check_engine("cpu")
     lines = {
         "machine": f"Python {platform.python_version()}, {platform.platform()}",
         "versions": ", ".join(
@@ -28,7 +28,7 @@ def main(support_table: bool) -> int:
         "optional": ", ".join(f"{name}: {flag}" for name, flag in _flags().items()),
         "threads": _threads(),
         "CPU engine": cpu,
-        "CUDA engine": "not in this version; tensors on a GPU run on stock PyG",
+        "CUDA engine": _cuda(),
         "kernel cache": _kernel_cache(),
         "to install": "; ".join(_advice()) or "nothing is missing",
     }
@@ -37,7 +37,7 @@ def main(support_table: bool) -> int:
     return 0 if works else 1
 
 
-def check_cpu() -> tuple[bool, str]:
+def check_engine(device: str) -> tuple[bool, str]:
     """Trains two tiny layers fused and compares outputs and gradients with stock PyG."""
     import torch
     from torch_geometric.nn import GCNConv, SAGEConv
@@ -46,11 +46,12 @@ def check_cpu() -> tuple[bool, str]:
 
     start = time.perf_counter()
     worst = 0.0
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():
         torch.manual_seed(0)
-        x = torch.randn(50, 8)
-        edges = torch.randint(50, (2, 300))
-        for conv in (GCNConv(8, 8), SAGEConv(8, 8, aggr="max")):
+        x = torch.randn(50, 8).to(device)
+        edges = torch.randint(50, (2, 300)).to(device)
+        for made in (GCNConv(8, 8), SAGEConv(8, 8, aggr="max")):
+            conv = made.to(device)
             name = type(conv).__name__
 
             def run(conv: torch.nn.Module = conv) -> list[torch.Tensor]:
@@ -75,6 +76,15 @@ def check_cpu() -> tuple[bool, str]:
         return False, f"does not work: it differs from stock PyG by {worst:.1g}"
     seconds = time.perf_counter() - start
     return True, f"works (differs from stock by {worst:.0e} at most; checked in {seconds:.1f} s)"
+
+
+def _cuda() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no GPU that PyTorch can use"
+    _, found = check_engine("cuda")
+    return f"{found} on {torch.cuda.get_device_name()}"
 
 
 def _flags() -> dict[str, str]:

@@ -9,12 +9,17 @@ import torch
 logger = logging.getLogger("pyg_ioaware")
 
 
+class KernelError(RuntimeError):
+    """A kernel that cannot be compiled or loaded."""
+
+
 class Engine(Protocol):
     """Runs named kernels on the tensors of one kind of device."""
 
     native_dtypes: frozenset[torch.dtype]
     split: int  # rows with more edges are split into tiles of about so many
     attends: bool  # whether it has the kernels of attention
+    broken: dict[torch.dtype, str]  # why nothing of a dtype runs: a kernel could not be compiled
     gathers: bool  # whether it takes gradients of sources from the rows by source only
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:

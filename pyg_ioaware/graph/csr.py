@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware import engines
+from pyg_ioaware.graph.ordered import OrderedWeights
 from pyg_ioaware.graph.streams import Made, made_now
 from pyg_ioaware.graph.tiles import split_rows
 
@@ -46,6 +47,7 @@ class Adjacency:
         self.num_edges = by_target.idx.numel()
         self.by_target = by_target
         self._parts: dict[Hashable, tuple[Any, Made | None]] = {}
+        self._weights = {False: OrderedWeights(), True: OrderedWeights()}
 
     @classmethod
     def from_pair(cls, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> "Adjacency | None":
@@ -104,6 +106,20 @@ class Adjacency:
     def csr(self, transposed: bool) -> CSR:
         """Returns the rows by source if :obj:`transposed`, else those by target."""
         return self.by_source if transposed else self.by_target
+
+    def weighted(self, weight: Tensor, transposed: bool) -> tuple[CSR, Tensor]:
+        r"""Returns rows, and weights in an order that fits their :obj:`perm`.
+
+        Args:
+            weight (torch.Tensor): Weights in the order of the input edges, of shape
+                :obj:`[E, H]`, that no gradient is taken of.
+            transposed (bool): If set, the rows by source are meant.
+        """
+        csr = self.csr(transposed)
+        if csr.perm is None:
+            return csr, weight
+        ordered = self._weights[transposed].get(weight, csr.perm)
+        return (csr, weight) if ordered is None else (csr._replace(perm=None), ordered)
 
     @property
     def by_source(self) -> CSR:
@@ -169,7 +185,9 @@ class Adjacency:
     def tensors(self) -> list[Tensor]:
         """All that it holds now, the rows by source included once they exist."""
         values = [self.by_target, *(value for value, _ in list(self._parts.values()))]
-        return list({id(t): t for value in values for t in _tensors(value)}.values())
+        found = [t for value in values for t in _tensors(value)]
+        found += [t for weights in self._weights.values() for t in weights.tensors]
+        return list({id(t): t for t in found}.values())
 
     @property
     def nbytes(self) -> int:

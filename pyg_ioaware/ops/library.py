@@ -40,7 +40,7 @@ def primitive(
         @functools.wraps(fn)
         def call(first: Tensor, *args: Any) -> Any:
             # The dispatcher costs some 20 us, and is needed where something else listens.
-            if _is_plain(first):
+            if _nobody_listens() and all(_is_plain(a) for a in (first, *args)):
                 return fn(first, *args)
             return op(first, *args)
 
@@ -49,19 +49,25 @@ def primitive(
     return register
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Tells whether nothing but the engine would see an operation on a tensor."""
+def _nobody_listens() -> bool:
+    """Tells whether no mode of PyTorch wants to see operations."""
     return (
-        type(tensor) is Tensor
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch._C._autograd._profiler_enabled()
-        and tensor.device.type in _ENGINES
     )
 
 
-_ENGINES = ("cpu", "cuda")
+def _is_plain(value: Any) -> bool:
+    """Tells whether an argument is no tensor, or one with memory on a device with an engine."""
+    if not isinstance(value, Tensor):
+        return True
+    if type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return False
+    if torch._C._functorch.is_legacy_batchedtensor(value):
+        return False
+    return bool(value.is_cpu or value.is_cuda)
 
 
 def launch(kernel: str, csr: CSR, *args: CSR | Tensor | float | None) -> None:

@@ -1,11 +1,13 @@
 """Maxima and minima of neighbour rows, with every rule for ties."""
 
+import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pyg_ioaware.engines import KernelError
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
 from pyg_ioaware.ops.library import (
@@ -25,6 +27,7 @@ from pyg_ioaware.ops.library import (
 )
 
 TIES = ("even", "first", "exact")
+_NO = (None, None, None)  # the gradients of options
 
 
 def _fake(
@@ -163,6 +166,7 @@ def _reduce_backward_weight(
 def _fake_gather(
     grad: Tensor,
     arg: Tensor,
+    tied: Tensor,
     x: Tensor,
     rowptr: Tensor,
     idx: Tensor,
@@ -184,8 +188,9 @@ def _fake_gather(
 
 
 @primitive(
-    f"reduce_gather(Tensor grad, Tensor arg, Tensor x, {CSR_ARGS}, Tensor? source_rowptr,"
-    " Tensor? source_idx, Tensor? source_perm, Tensor? source_tiles, int source_split,"
+    f"reduce_gather(Tensor grad, Tensor arg, Tensor tied, Tensor x, {CSR_ARGS},"
+    " Tensor? source_rowptr, Tensor? source_idx, Tensor? source_perm, Tensor? source_tiles,"
+    " int source_split,"
     " Tensor? weight, int ties, bool needs_weight) -> (Tensor, Tensor)",
     _fake_gather,
     ["CUDA"],
@@ -193,6 +198,7 @@ def _fake_gather(
 def _reduce_gather(
     grad: Tensor,
     arg: Tensor,
+    tied: Tensor,
     x: Tensor,
     rowptr: Tensor,
     idx: Tensor,
@@ -223,7 +229,7 @@ def _reduce_gather(
         None if by_source is None else grad_x,
         grad_weight if needs_weight else None,
     )
-    read = (partial, grad.contiguous(), arg, x.contiguous(), weight, ties)
+    read = (partial, grad.contiguous(), arg, tied, x.contiguous(), weight, ties)
     launch("reduce_gather", csr, by_source, *written, *read)
     return grad_x, grad_weight
 
@@ -238,7 +244,11 @@ class Reduce(Function):
         ctx.adj, ctx.is_max, ctx.ties = adj, is_max, ties
         with_arg = any(ctx.needs_input_grad)
         out: Tensor
-        out, arg, tied = _reduce(x, *adj.by_target, weight, is_max, with_arg)
+        arg = tied = None
+        try:
+            out, arg, tied = _reduce(x, *adj.by_target, weight, is_max, with_arg)
+        except KernelError:  # a step that has begun is finished
+            out = reference.reduce(x, weight, adj, is_max, ties)
         ctx.save_for_backward(x, weight, arg, tied)
         return out
 
@@ -246,30 +256,40 @@ class Reduce(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, weight, arg, tied = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
-        if torch.is_grad_enabled() or is_batched(grad):
+        if arg is not None and not torch.is_grad_enabled() and not is_batched(grad):
+            rule = TIES.index(ctx.ties)
+            with contextlib.suppress(KernelError):  # a step that has begun is finished
+                return *_gradients(ctx.adj, grad, arg, tied, x, weight, rule, needs), *_NO
 
-            def formed(x: Tensor, weight: Tensor | None) -> tuple[Tensor]:
-                return (reference.reduce(x, weight, ctx.adj, ctx.is_max, ctx.ties),)
+        def formed(x: Tensor, weight: Tensor | None) -> tuple[Tensor]:
+            return (reference.reduce(x, weight, ctx.adj, ctx.is_max, ctx.ties),)
 
-            found_x, found_weight = through(formed, (x, weight), needs, (grad,))
-            return found_x, found_weight, None, None, None
-        csr, ties = ctx.adj.by_target, TIES.index(ctx.ties)
-        grad_x = grad_weight = None
-        if gathers(x.device):
-            by_source = ctx.adj.by_source_in_place if needs[0] else (None, None, None, None, 0)
-            grad_x, grad_weight = _reduce_gather(
-                grad, arg, x, *csr, *by_source, weight, ties, needs[1]
-            )
-            return (
-                *(grad_x if needs[0] else None,),
-                *(grad_weight.to(weight.dtype) if needs[1] else None,),
-                *(None, None, None),
-            )
-        if needs[0]:
-            grad_x = _reduce_backward(grad, arg, tied, x, *csr, weight, ties)
-        if needs[1]:
-            grad_weight = _reduce_backward_weight(grad, arg, tied, x, *csr, weight, ties)
-        return grad_x, grad_weight, None, None, None
+        found_x, found_weight = through(formed, (x, weight), needs, (grad,))
+        return found_x, found_weight, *_NO
+
+
+def _gradients(
+    adj: Adjacency,
+    grad: Tensor,
+    arg: Tensor,
+    tied: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    ties: int,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    csr, grad_x, grad_weight = adj.by_target, None, None
+    if gathers(x.device):
+        by_source = adj.by_source_in_place if needs[0] else (None, None, None, None, 0)
+        found = _reduce_gather(grad, arg, tied, x, *csr, *by_source, weight, ties, needs[1])
+        grad_x = found[0] if needs[0] else None
+        grad_weight = found[1].to(x.dtype) if needs[1] else None
+        return grad_x, grad_weight
+    if needs[0]:
+        grad_x = _reduce_backward(grad, arg, tied, x, *csr, weight, ties)
+    if needs[1]:
+        grad_weight = _reduce_backward_weight(grad, arg, tied, x, *csr, weight, ties)
+    return grad_x, grad_weight
 
 
 def reduce(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pyg_ioaware.engines import KernelError
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
 from pyg_ioaware.ops.library import (
@@ -13,6 +14,7 @@ from pyg_ioaware.ops.library import (
     allocate,
     check,
     compute_dtype,
+    gathers,
     is_batched,
     launch,
     like,
@@ -74,8 +76,14 @@ class SpMM(Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         scale = adj.inv_degree(x.dtype) if mean and transposed else None
-        csr = adj.csr(transposed)
-        out: Tensor = _spmm(x, *csr, weight, scale, mean and not transposed)
+        csr, ordered = adj.csr(transposed), weight
+        if weight is not None and not needs_weight and gathers(x.device):
+            csr, ordered = adj.weighted(weight, transposed)
+        out: Tensor
+        try:
+            out = _spmm(x, *csr, ordered, scale, mean and not transposed)
+        except KernelError:  # a step that has begun is finished
+            out = reference.spmm(x, weight, adj, mean, transposed)
         return out
 
     @staticmethod

@@ -178,7 +178,7 @@ FUSING_FORMS = ["int64", "int32", "EdgeIndex", "EdgeIndex_row", "EdgeIndex_col"]
 def test_index_forms_fuse(option: str, form: str) -> None:
     g = SQUARE["unsorted"]
     adjacency, _ = FORMS[form](g, None)
-    conv, inputs = OPTIONS[option](), node_inputs(option, g.num_src)
+    conv, inputs = OPTIONS[option]().to(DEVICE), node_inputs(option, g.num_src)
     assert pyg_ioaware.explain(conv, **inputs, edge_index=adjacency).reasons == []
 
 
@@ -228,6 +228,8 @@ def test_bipartite(name: str, graph: str, form: str) -> None:
     if form not in FORMS:
         pytest.skip("needs torch_sparse")
     g = BIPARTITE[graph]
+    if name == "GAT-loops" and not ON_CPU and g.num_dst != g.num_src:
+        pytest.skip("loops out of range end a process that uses CUDA")
     width = F if name in ("GIN", "WLContinuous") else C
     source = features(g.num_src, F).requires_grad_()
     target = features(g.num_dst, width, seed=1).requires_grad_()

@@ -28,6 +28,9 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "pyg_ioaware").rglob("*.py")}
     assert modules <= set(names)
     assert "pyg_ioaware/py.typed" in names
+    kernels = {str(p.relative_to(ROOT)) for p in (ROOT / "kernels").rglob("*.cu*")}
+    assert kernels
+    assert {f"pyg_ioaware/{name}" for name in kernels} <= set(names)
     assert {name.split("/")[0] for name in names} == {
         "pyg_ioaware",
         "pyg_ioaware-0.1.0.dist-info",

@@ -201,7 +201,7 @@ def test_aggregation_changed_after_construction():
 def test_prepared_attention_compiles_nothing_more(make):
     from pyg_ioaware.engines.cpu import attention_forward, attention_source, attention_target
 
-    pyg_ioaware.prepare(EDGES, N, compile=False, attention=True)
+    pyg_ioaware.prepare(EDGES, N, compile=False, attention=(2, 16))
     entries = [m._entry for m in (attention_forward, attention_target, attention_source)]
     before = [set(entry._compiled) for entry in entries]
     conv = make(C, 16, heads=2)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graphs import FORMS, Graph, features, random_edges, shuffled
+from graphs import FORMS, ON_CPU, Graph, features, random_edges, shuffled
 from layers import ALL, LAYERS, OWN, C, compare_layer, x
 from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric import EdgeIndex
@@ -113,7 +113,9 @@ def test_directed_path_in_every_form():
     convs = [SimpleConv(aggr="sum"), GCNConv(1, 1), SAGEConv(1, 1), SAGEConv(1, 1, aggr="max")]
     for conv in convs:
         expected = conv(given, edges)
-        forms = [edges, edges.int(), FORMS["torch_csr"](Graph(edges, 3, 3), None)[0]]
+        forms = [edges, edges.int()]
+        if ON_CPU or conv is not convs[-1]:  # stock has no maximum of a sparse tensor on a GPU
+            forms.append(FORMS["torch_csr"](Graph(edges, 3, 3), None)[0])
         for order in ("row", "col"):
             forms.append(EdgeIndex(edges, sparse_size=(3, 3), sort_order=order))
             forms.append(EdgeIndex(edges, sparse_size=(3, 3)).sort_by(order)[0])

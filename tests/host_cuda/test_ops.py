@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from graphs import SQUARE, features
 from runtime import COMPILER, HERE, SANITIZED, HostRuntime, installed, sanitizer_environment
 from torch import Tensor
 
+from pyg_ioaware import ops
 from pyg_ioaware.engines.cuda import CUDAEngine
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
@@ -308,3 +310,32 @@ def test_nothing_for_the_sanitizers_to_report() -> None:
         timeout=1800,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+
+
+def test_weights_are_put_in_order_once_and_never_go_stale() -> None:
+    with installed(CUDAEngine(HostRuntime()), split=3):
+        g = SQUARE["unsorted"]
+        adj, x = g.adjacency, features(g.num_src, 5).requires_grad_()
+        weight = features(g.num_edges, seed=1)
+
+        def check(weight: Tensor) -> None:
+            given = weight.unsqueeze(1) if weight.dim() == 1 else weight
+            want = reference.spmm(x, given, adj, False)
+            out = ops.spmm(x, adj, weight)
+            torch.testing.assert_close(out, want)
+            found = torch.autograd.grad(out.square().sum(), x)
+            torch.testing.assert_close(found, torch.autograd.grad(want.square().sum(), x))
+
+        for _ in range(3):
+            check(weight)
+        assert all(w.tensors for w in adj._weights.values())
+        weight.mul_(2)  # the same memory, other values
+        for _ in range(3):
+            check(weight)
+        for start in (0, 1):  # the same memory, another part of it
+            buffer = features(g.num_edges + 1, seed=2)
+            for _ in range(3):
+                check(buffer[start : start + g.num_edges])
+        for seed in range(5):  # new weights, perhaps where others were
+            check(features(g.num_edges, seed=seed))
+        check(features(g.num_edges, seed=9).requires_grad_())

@@ -32,6 +32,7 @@ class CPUEngine:
     gathers = False
 
     def __init__(self) -> None:
+        self.broken: dict[torch.dtype, str] = {}
         self._kernels: dict[str, Callable[..., None]] = {}
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:

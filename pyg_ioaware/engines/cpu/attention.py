@@ -1,38 +1,55 @@
 """What the attention kernels share: batches of edges, scores, and sums weighted by them.
 
 A row's edges are taken in batches of up to BATCH, all heads of a batch before the next batch, so
-that what was gathered for the scores is still in the first-level cache for the sums. Channels are
-taken in blocks of 32 bytes, four edges at a time, which just fits the registers of AVX2.
+that what was gathered for the scores is still in the first-level cache for the sums. Heads are
+taken in groups of up to eight, as many as divide their number; what there is one number of per
+edge and head lies in scratch memory edge by edge, the heads of the group side by side.
 
 Positions number the edges in the rows by target, and after them the self-loops, one per row.
 """
 
 # mypy: ignore-errors
 import ctypes
+import math
 
+from pyg_ioaware.engines.cpu.blocks import (
+    BLOCK,
+    WIDE,
+    blocks,
+    edges_of,
+    gather_blocks,
+    gather_numbers,
+    leaky,
+    load_blocks,
+    numbers_of,
+    positive_bits,
+    repeat,
+    spread,
+    store_blocks,
+    sum_blocks,
+    unit,
+    value_of,
+)
 from pyg_ioaware.engines.cpu.jit import INTEGER, device
 from pyg_ioaware.engines.cpu.philox import words
 from pyg_ioaware.engines.cpu.rows import address
 from pyg_ioaware.engines.cpu.vec import (
     add,
-    better,
-    bits_of,
     fma,
-    from_bits,
-    hsum4,
     lanes,
     load,
     mask_of,
     mul,
     prefetch,
-    select,
     splat,
     store,
     tail,
     zeros,
+    zeros_of,
 )
 
 BATCH = 64  # edges; their rows of 128 numbers just fit the first-level cache
+GROUP = 8  # heads at most
 LANES = 16  # scores taken at once
 NO_LOOP = -1
 PART = 8  # blocks of a dot product that are summed in one go; longer sums would round more
@@ -67,6 +84,13 @@ def fill(sources, places, k, end, row, skip, loop, idx):
 
 
 @device
+def scale(to, numbers, n, factor):
+    """Writes where the rows, or features, of each edge of a batch start."""
+    for q in range((n + 3) // 4 * 4):
+        to[q] = numbers[q] * factor
+
+
+@device
 def look_ahead(ahead, n, k, last, width, idx):
     """Writes where the rows of the edges after a batch of n start, of which k is the first."""
     for q in range((n + 3) // 4 * 4):
@@ -74,178 +98,243 @@ def look_ahead(ahead, n, k, last, width, idx):
 
 
 @device
-def locate(starts, places, n, row, edges, permuted, perm, loop_offset, dim):
-    """Writes where the features of each edge of a batch start."""
+def locate(starts, places, n, row, edges, permuted, perm, loop_offset, dim, attr):
+    """Writes where the features of each edge of a batch start; asks for those in ``attr``."""
     for q in range((n + 3) // 4 * 4):
         if places[q] >= edges:
             starts[q] = loop_offset + row * dim
         else:
             starts[q] = (perm[places[q]] if permuted else places[q]) * dim
+        if attr is not None:
+            zero = zeros(attr, BLOCK)
+            for f in range(0, dim, 2 * lanes(zero)):
+                prefetch(attr, starts[q] + f, zero)
 
 
 @device
-def draw(drops, places, n, block, seed, threshold, keep):
-    """Writes the factors of four heads of each edge of a batch: zero, or keep."""
+def draw(drops, places, n, h, seed, threshold, keep, group):
+    """Writes the factors, zero or keep, of each edge of a batch for the heads from h."""
+    across = max(4, value_of(group))
+    for block in range(across // 4):
+        for q in range(n):
+            at = q * across + 4 * block
+            a, b, c, d = words(places[q], h // 4 + block, seed)
+            drops[at] = keep if a >= threshold else 0.0
+            drops[at + 1] = keep if b >= threshold else 0.0
+            drops[at + 2] = keep if c >= threshold else 0.0
+            drops[at + 3] = keep if d >= threshold else 0.0
+
+
+@device
+def drop_of(drops, q, h, group):
+    """Returns the factors of an edge for the heads of a group, as ``draw`` wrote them."""
+    return load(drops, q * max(4, value_of(group)) + h % 4, numbers_of(drops, group), None)
+
+
+@device
+def multiply_rows(s, drops, n, h, group):
+    """Multiplies what a batch has for each edge and head of a group by its factors."""
     for q in range(n):
-        a, b, c, d = words(places[q], block, seed)
-        drops[q] = keep if a >= threshold else 0.0
-        drops[BATCH + q] = keep if b >= threshold else 0.0
-        drops[2 * BATCH + q] = keep if c >= threshold else 0.0
-        drops[3 * BATCH + q] = keep if d >= threshold else 0.0
+        at = q * value_of(group)
+        v = load(s, at, numbers_of(s, group), None)
+        store(s, at, mul(v, drop_of(drops, q, h, group)), None)
 
 
 @device
-def write_signs(signs, at, f, positive):
-    """Notes for the channels [f, ...) of a head whether they are positive."""
-    bits = bits_of(positive)
-    if lanes(positive) == 8 or f % 8 == 0:
-        signs[at + f // 8] = bits
-    else:
-        signs[at + f // 8] |= bits << 4
+def multiply(s, count, factor):
+    """Multiplies numbers by a factor; those up to the next sixteen may change."""
+    zero = zeros_of(s, LANES)
+    for q in range(0, count, LANES):
+        store(s, q, mul(load(s, q, zero, None), splat(zero, factor)), None)
 
 
 @device
-def read_signs(signs, at, f, like):
-    """Returns as a mask what write_signs noted for the channels [f, ...) of a head."""
-    bits = 0
-    for byte in range((lanes(like) + 7) // 8):
-        bits |= int(signs[at + f // 8 + byte]) << (8 * byte)
-    if lanes(like) < 8:
-        bits >>= f % 8
-    return from_bits(like, bits)
+def add_rows(s, n, table, places, width, offset, group):
+    """Adds rows of a table to what a batch has for each edge and head of a group."""
+    for q in range(n):
+        at, none = q * value_of(group), numbers_of(s, group)
+        v = load(table, places[q] * width + offset, none, None)
+        store(s, at, add(load(s, at, none, None), v), None)
 
 
 @device
-def _prefetch_four(table, ahead, e, base, f, zero):
-    """Asks for what four rows ahead hold where this block does, once for each cache line."""
-    if f % (2 * lanes(zero)) == 0:
-        for q in range(e, e + 4):
-            prefetch(table, ahead[q] + base + f, zero)
+def write_rows(table, places, width, offset, s, n, group):
+    """Writes what a batch has for each edge and head of a group to rows of a table."""
+    for q in range(n):
+        v = load(s, q * value_of(group), numbers_of(s, group), None)
+        store(table, places[q] * width + offset, v, None)
 
 
 @device
-def _add_four(to, e, add_to, a, b, c, d):
-    """Writes to to[e : e + 4], or adds, the sums over the lanes of four Vecs."""
-    total = hsum4(a, b, c, d)
-    if add_to:
-        total = add(load(to, e, total, None), total)
-    store(to, e, total, None)
+def read_rows(s, n, table, places, width, offset, group):
+    """The inverse of ``write_rows``."""
+    for q in range(n):
+        v = load(table, places[q] * width + offset, numbers_of(s, group), None)
+        store(s, q * value_of(group), v, None)
 
 
 @device
-def mlp_scores(scores, dots, signs, h, n, row, batch, att, x_l, x_r, grad, attr, lin, shape):
-    """Writes att . leaky_relu(x_l + x_r + lin attr) for each edge of a batch and one head.
+def _prefetch_rows(table, starts, e, base, size, group):
+    """Asks for ``size`` numbers of the rows of the edges of a unit."""
+    zero = zeros(table, BLOCK)
+    for q in range(e, e + edges_of(group)):
+        for f in range(base, base + size, 2 * lanes(zero)):
+            prefetch(table, starts[q] + f, zero)
 
-    With ``grad``, also the dot products of its row with those of x_l, and the signs.
+
+@device
+def read_signs(signs, at, f, stride, count, like):
+    """Returns the bits that mlp_scores noted for the channels [f, ...) of ``count`` heads."""
+    size, bits = lanes(like) // value_of(count), 0
+    for g in range(value_of(count)):
+        few = 0
+        for byte in range((size + 7) // 8):
+            few |= int(signs[at + g * stride + f // 8 + byte]) << (8 * byte)
+        if size < 8:
+            few = (few >> (f % 8)) & ((1 << size) - 1)
+        bits |= few << (g * size)
+    return bits
+
+
+@device
+def _write_signs(signs, at, e, offset, stride, f, bits, block, group):
+    """Notes for the channels [f, ...) of a unit whether they are positive."""
+    size = lanes(block)
+    for q in range(e, e + edges_of(group)):
+        for g in range(value_of(group)):
+            place = at[q] + offset + g * stride + f // 8
+            few = bits & ((1 << size) - 1)
+            if size == 8 or f % 8 == 0:
+                signs[place] = few
+            else:
+                signs[place] |= few << size
+            bits >>= size
+
+
+@device
+def mlp_scores(scores, signs, h, n, row, batch, att, x_l, x_r, attr, lin, shape):
+    """Writes att . leaky_relu(x_l + x_r + lin attr) for each edge of a batch and head of a group.
+
+    With ``signs``, also which hidden values are positive.
     """
-    sources, places, starts, ahead = batch
-    masked, slope, channels, width, dim, sign_bytes = shape
-    zero = zeros(x_l, 32)
+    rows_at, signs_at, starts, ahead = batch
+    group, masked, slope, channels, width, dim = shape
+    zero, block, few = unit(x_l, group), zeros(x_l, BLOCK), blocks(x_l, group)
     steep = splat(zero, slope)
-    base = h * channels
+    base, stride = h * channels, (channels + 7) // 8
     own = row * width + base
-    at_sign = h * ((channels + 7) // 8)
-    for e in range(0, n, 4):
-        i0, i1 = sources[e] * width + base, sources[e + 1] * width + base
-        i2, i3 = sources[e + 2] * width + base, sources[e + 3] * width + base
-        for part in range(0, channels, PART * lanes(zero)):
-            s0, s1, s2, s3 = zero, zero, zero, zero
-            t0, t1, t2, t3 = zero, zero, zero, zero
-            for f in range(part, min(channels, part + PART * lanes(zero)), lanes(zero)):
-                m = mask_of(zero, channels - f, masked)
-                _prefetch_four(x_l, ahead, e, base, f, zero)
-                r, a = load(x_r, own + f, zero, m), load(att, base + f, zero, m)
-                v0, v1 = load(x_l, i0 + f, zero, m), load(x_l, i1 + f, zero, m)
-                v2, v3 = load(x_l, i2 + f, zero, m), load(x_l, i3 + f, zero, m)
-                z0, z1, z2, z3 = add(v0, r), add(v1, r), add(v2, r), add(v3, r)
+    for part in range(0, channels, PART * lanes(block)):
+        stop = min(channels, part + PART * lanes(block))
+        for e in range(0, n, edges_of(group)):
+            if part == 0:
+                _prefetch_rows(x_l, ahead, e, base, value_of(group) * channels, group)
+            total = zero
+            for f in range(part, stop, lanes(block)):
+                m = mask_of(block, channels - f, masked)
+                r = load_blocks(x_r, own + f, channels, group, few, m)
+                v = gather_blocks(x_l, rows_at, e, base + f, channels, group, zero, m)
+                z = add(v, repeat(r, zero))
                 if lin is not None:
-                    a0, a1, a2, a3 = starts[e], starts[e + 1], starts[e + 2], starts[e + 3]
                     for d in range(dim):
-                        w = load(lin, d * width + base + f, zero, m)
-                        z0 = fma(splat(w, attr[a0 + d]), w, z0)
-                        z1 = fma(splat(w, attr[a1 + d]), w, z1)
-                        z2 = fma(splat(w, attr[a2 + d]), w, z2)
-                        z3 = fma(splat(w, attr[a3 + d]), w, z3)
-                p0, p1 = better(z0, zero, None), better(z1, zero, None)
-                p2, p3 = better(z2, zero, None), better(z3, zero, None)
-                z0, z1 = select(p0, z0, mul(z0, steep)), select(p1, z1, mul(z1, steep))
-                z2, z3 = select(p2, z2, mul(z2, steep)), select(p3, z3, mul(z3, steep))
-                s0, s1, s2, s3 = fma(a, z0, s0), fma(a, z1, s1), fma(a, z2, s2), fma(a, z3, s3)
-                if grad is not None:
-                    g = load(grad, own + f, zero, m)
-                    t0, t1, t2, t3 = fma(g, v0, t0), fma(g, v1, t1), fma(g, v2, t2), fma(g, v3, t3)
-                    write_signs(signs, places[e] * sign_bytes + at_sign, f, p0)
-                    write_signs(signs, places[e + 1] * sign_bytes + at_sign, f, p1)
-                    write_signs(signs, places[e + 2] * sign_bytes + at_sign, f, p2)
-                    write_signs(signs, places[e + 3] * sign_bytes + at_sign, f, p3)
-            _add_four(scores, e, part > 0, s0, s1, s2, s3)
-            if grad is not None:
-                _add_four(dots, e, part > 0, t0, t1, t2, t3)
+                        w = load_blocks(lin, d * width + base + f, channels, group, few, m)
+                        a = gather_numbers(attr, starts, e, d, group, zero)
+                        z = fma(a, repeat(w, zero), z)
+                if signs is not None:
+                    bits = positive_bits(z)
+                    _write_signs(signs, signs_at, e, h * stride, stride, f, bits, block, group)
+                a = load_blocks(att, base + f, channels, group, few, m)
+                total = fma(repeat(a, zero), leaky(z, steep), total)
+            _add_unit(scores, e, part > 0, total, group)
 
 
 @device
-def _dots(s, add_to, at, left, right, starts, ahead, base, n, size, masked):
-    """Writes to s[e], or adds, the dot products of left[at:] with right[starts[e]:]."""
-    zero = zeros(left, 32)
-    for e in range(0, n, 4):
-        i0, i1, i2, i3 = starts[e], starts[e + 1], starts[e + 2], starts[e + 3]
-        for part in range(0, size, PART * lanes(zero)):
-            s0, s1, s2, s3 = zero, zero, zero, zero
-            for f in range(part, min(size, part + PART * lanes(zero)), lanes(zero)):
-                m = mask_of(zero, size - f, masked)
-                if ahead is not None:
-                    _prefetch_four(right, ahead, e, base, f, zero)
-                q = load(left, at + f, zero, m)
-                s0 = fma(q, load(right, i0 + f, zero, m), s0)
-                s1 = fma(q, load(right, i1 + f, zero, m), s1)
-                s2 = fma(q, load(right, i2 + f, zero, m), s2)
-                s3 = fma(q, load(right, i3 + f, zero, m), s3)
-            _add_four(s, e, add_to or part > 0, s0, s1, s2, s3)
+def _add_unit(s, e, add_to, total, group):
+    """Writes to, or adds to, what a batch has from edge e on the sums over the blocks of a unit."""
+    at, sums = e * value_of(group), sum_blocks(total, group)
+    if add_to:
+        sums = add(load(s, at, sums, None), sums)
+    store(s, at, sums, None)
 
 
 @device
-def dot_products(s, h, n, row, batch, left, right, edge_left, attr, shape):
-    """Writes left . right for each edge of a batch and one head, edge features included."""
-    sources, starts, rows_at, ahead = batch
-    masked, channels, width, dim, heads = shape
+def _dots(
+    s, add_to, left, at, apart, right, starts, base, stride, ahead, also, n, size, masked, group
+):
+    """Writes to, or adds to, s the dot products of left[at:] with right[starts[e] + base:].
+
+    The rows of a group of heads lie ``apart`` numbers apart on the left, and ``stride`` on the
+    right. Asks for the rows of ``right`` at ``ahead``, and those of ``also``; both may be None.
+    """
+    zero, block, few = unit(left, group), zeros(left, BLOCK), blocks(left, group)
+    for part in range(0, size, PART * lanes(block)):
+        stop = min(size, part + PART * lanes(block))
+        for e in range(0, n, edges_of(group)):
+            if ahead is not None and part == 0:
+                _prefetch_rows(right, ahead, e, base, value_of(group) * size, group)
+            if also is not None and part == 0:
+                _prefetch_rows(also, starts, e, base, value_of(group) * size, group)
+            total = zero
+            for f in range(part, stop, lanes(block)):
+                m = mask_of(block, size - f, masked)
+                q = load_blocks(left, at + f, apart, group, few, m)
+                v = gather_blocks(right, starts, e, base + f, stride, group, zero, m)
+                total = fma(repeat(q, zero), v, total)
+            _add_unit(s, e, add_to or part > 0, total, group)
+
+
+@device
+def dot_products(s, h, n, row, batch, left, right, also, edge_left, attr, shape):
+    """Writes left . right for each edge of a batch and head of a group, edge features included.
+
+    Asks for the rows of ``right`` after the batch, and of ``also`` in the batch.
+    """
+    rows_at, starts, ahead = batch
+    group, masked, channels, width, dim, heads = shape
     base = h * channels
-    for q in range((n + 3) // 4 * 4):
-        rows_at[q] = sources[q] * width + base
-    own = row * width + base
-    _dots(s, False, own, left, right, rows_at, ahead, base, n, channels, masked)
+    own, form = (row * width + base, channels), (base, channels, ahead, also, n, channels)
+    _dots(s, False, left, *own, right, rows_at, *form, masked, group)
     if edge_left is not None:
-        own = (row * heads + h) * dim
-        _dots(s, True, own, edge_left, attr, starts, None, 0, n, dim, 0)
+        own, form = ((row * heads + h) * dim, dim), (0, 0, None, None, n, dim)
+        _dots(s, True, edge_left, *own, attr, starts, *form, 0, group)
 
 
 @device
-def _sum_span(zero, m, out, at, f, stop, first, factor, weights, values, starts, n):
-    while f + lanes(zero) <= stop:
+def _sum_span(zero, m, out, at, f, stop, first, factors, weights, table, starts, n, g, shape):
+    base, stride, size, group, together = shape
+    while f + lanes(zero) // value_of(together) <= stop:
         total = zero
         if not first:
-            total = mul(load(out, at + f, zero, m), splat(zero, factor))
+            total = load_blocks(out, at + f, size, together, zero, m)
+            if factors is not None:
+                total = mul(total, spread(factors, g, together, zero))
         for q in range(n):
-            v = load(values, starts[q] + f, zero, m)
-            total = fma(splat(zero, weights[q]), v, total)
-        store(out, at + f, total, m)
-        f += lanes(zero)
+            v = load_blocks(table, starts[q] + base + f, stride, together, zero, m)
+            total = fma(spread(weights, q * value_of(group) + g, together, zero), v, total)
+        store_blocks(out, at + f, size, together, total, m)
+        f += lanes(zero) // value_of(together)
     return f
 
 
 @device
-def add_weighted(out, at, first, factor, weights, values, starts, n, size):
-    """Writes factor * out[at:] + sum_q weights[q] * values[starts[q]:]; out is not read at first.
+def add_weighted(out, at, first, factors, weights, table, starts, n, shape):
+    """Writes factor * out[at:] + sum_q weight[q] * table[starts[q] + base:] for a group of heads.
 
-    ``size`` numbers are written.
+    The rows of ``size`` numbers of the heads lie side by side in out, and ``stride`` numbers apart
+    in the table. ``factors`` has a number for each head, or is None; out is not read at first.
+    ``together`` is None, or how many heads to take at once.
     """
-    f = _sum_span(
-        zeros(values, 128), None, out, at, 0, size, first, factor, weights, values, starts, n
-    )
-    zero = zeros(values, 32)
-    f = _sum_span(zero, None, out, at, f, size, first, factor, weights, values, starts, n)
-    if f < size:
-        m = tail(zero, size - f)
-        _sum_span(zero, m, out, at, f, f + lanes(zero), first, factor, weights, values, starts, n)
+    base, stride, size, group, together = shape
+    for g in range(0, value_of(group), value_of(together)):
+        to, form = at + g * size, (base + g * stride, stride, size, group, together)
+        rest, f = (first, factors, weights, table, starts, n, g, form), 0
+        if together is None:
+            f = _sum_span(zeros(table, WIDE), None, out, to, f, size, *rest)
+        zero = blocks(table, together)
+        f = _sum_span(zero, None, out, to, f, size, *rest)
+        if f < size:
+            m = tail(zeros(table, BLOCK), size - f)
+            stop = f + lanes(zero) // value_of(together)
+            _sum_span(zero, m, out, to, f, stop, *rest)
 
 
 @device
@@ -275,6 +364,13 @@ def loop_offset(attr, loop_attr):
     return (address(loop_attr) - address(attr)) // attr.element_size()
 
 
-def masked_field(channels, dtype):
-    """None where a head's channels fill whole blocks, else a number."""
-    return None if channels * dtype.itemsize % 32 == 0 else INTEGER
+def shape_fields(heads, channels, dtype):
+    """What of a shape is part of the code: masked, group, together, and that of edge features.
+
+    ``masked`` is None where a head's channels fill whole blocks, else a number. Heads are summed
+    one by one where the channels of each fill many blocks.
+    """
+    group = math.gcd(max(heads, 1), GROUP)
+    several = None if group == 1 else min(group, 4)
+    masked = None if channels * dtype.itemsize % BLOCK == 0 else INTEGER
+    return masked, group, several if channels * dtype.itemsize <= 2 * BLOCK else None, several

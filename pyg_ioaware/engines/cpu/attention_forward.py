@@ -18,7 +18,6 @@ import math
 import torch
 
 from pyg_ioaware.engines.cpu.attention import (
-    BATCH,
     LANES,
     NO_LOOP,
     add_weighted,
@@ -29,20 +28,23 @@ from pyg_ioaware.engines.cpu.attention import (
     locate,
     look_ahead,
     loop_offset,
-    masked_field,
     mlp_scores,
+    multiply,
+    multiply_rows,
     numbers,
     present,
+    scale,
+    shape_fields,
+    write_rows,
 )
+from pyg_ioaware.engines.cpu.blocks import fold_max, fold_sum, numbers_of, repeat, value_of
 from pyg_ioaware.engines.cpu.exp import exp
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
     add,
     better,
-    first_lane,
-    hmax,
-    hsum,
+    div,
     load,
     mul,
     scratch,
@@ -59,54 +61,61 @@ INF = float("inf")
 
 
 @device
-def _add_values(out, at, first, factor, weights, key, value, starts, n, size):
+def _add_values(out, at, first, factors, weights, key, value, starts, n, shape):
     if value is None:  # they are the keys
-        add_weighted(out, at, first, factor, weights, key, starts, n, size)
+        add_weighted(out, at, first, factors, weights, key, starts, n, shape)
     else:
-        add_weighted(out, at, first, factor, weights, value, starts, n, size)
+        add_weighted(out, at, first, factors, weights, value, starts, n, shape)
 
 
 @device
-def _softmax_step(scores, n, stats, at, heads, first, last):
-    """Turns the scores of a batch into terms of the sums, for the head of stats[at].
+def _softmax_step(scores, n, stats, at, heads, first, last, factors, group):
+    """Turns the scores of a batch into terms of the sums, for the group of heads of stats[at].
 
-    Returns the factor of the sums so far. In the last batch of a row that is also its first, the
+    Writes the factors of the sums so far. In the last batch of a row that is also its first, the
     terms are divided by their sum already.
     """
-    zero = zeros_of(scores, LANES)
-    low = splat(zero, -INF)
+    zero, none = zeros_of(scores, LANES), numbers_of(scores, group)
+    low, count = splat(zero, -INF), n * value_of(group)
     best = low
-    for q in range(0, n, LANES):
-        s = select(tail(zero, n - q), load(scores, q, zero, None), low)
+    for q in range(0, count, LANES):
+        s = select(tail(zero, count - q), load(scores, q, zero, None), low)
         best = select(better(s, best, None), s, best)
-    top, total, factor = hmax(best), 0.0, 0.0
+    top, total = fold_max(best, group), none
     if not first:
-        before = stats[at]
-        top = before if before > top else top
-        one = zeros_of(scores, 4)
-        factor = first_lane(exp(splat(one, before - (top if top > -INF else 0.0))))
-        total = stats[at + heads] * factor
-    shift = splat(zero, top if top > -INF else 0.0)
-    terms = zero
-    for q in range(0, n, LANES):
-        s = select(tail(zero, n - q), load(scores, q, zero, None), low)
+        before = load(stats, at, none, None)
+        top = select(better(before, top, None), before, top)
+        factor = exp(sub(before, _shift(top)))
+        total = mul(load(stats, at + heads, none, None), factor)
+        store(factors, 0, factor, None)
+    shift, terms = repeat(_shift(top), zero), zero
+    for q in range(0, count, LANES):
+        s = select(tail(zero, count - q), load(scores, q, zero, None), low)
         p = exp(sub(s, shift))
         terms = add(terms, p)
         store(scores, q, p, None)
-    total += hsum(terms)
+    total = add(total, fold_sum(terms, group))
     if first and last:
         total = _inverse(top, total)
-        for q in range(0, n, LANES):
-            store(scores, q, mul(load(scores, q, zero, None), splat(zero, total)), None)
-    stats[at] = top
-    stats[at + heads] = total
-    return factor
+        inverse = repeat(total, zero)
+        for q in range(0, count, LANES):
+            store(scores, q, mul(load(scores, q, zero, None), inverse), None)
+    store(stats, at, top, None)
+    store(stats, at + heads, total, None)
+
+
+@device
+def _shift(top):
+    """Returns what is taken from scores: the largest of them, if it is not -inf."""
+    zero = splat(top, 0.0)
+    return select(better(top, splat(top, -INF), None), top, zero)
 
 
 @device
 def _inverse(top, total):
     """Returns one over the sum of exponentials; NaN where all scores are -inf."""
-    return 1 / total if top > -INF else total * math.nan
+    some = better(top, splat(top, -INF), None)
+    return select(some, div(splat(top, 1.0), total), mul(total, splat(top, math.nan)))
 
 
 @device
@@ -134,56 +143,59 @@ def _row(
     shape,
 ):
     """Attends from one row, or tile, to its edges; the results of a tile are left undivided."""
-    scores, drops, sources, places, starts, rows_at, ahead = work
+    scores, drops, factors, sources, places, starts, rows_at, ahead = work
     idx, permuted, perm, edges, last_edge, skip, offset = graph
-    masked, channels, width, heads, dim, factor, drop, seed, limit, keep = shape
+    masked, group, _, _, channels, width, heads, dim, factor, drop, seed, limit, keep = shape
     k, stop, first = begin, end + (loop != NO_LOOP), True
     while k < stop:
         n, k = fill(sources, places, k, end, row, skip, loop, idx)
         if n == 0:
             continue
+        scale(rows_at, sources, n, width)
         look_ahead(ahead, n, k, last_edge, width, idx)
         if attr is not None:
-            locate(starts, places, n, row, edges, permuted, perm, offset, dim)
+            locate(starts, places, n, row, edges, permuted, perm, offset, dim, attr)
         single = first and k >= stop and whole
-        for h in range(heads):
+        for h in range(0, heads, value_of(group)):
             if att is not None:
-                batch = (sources, places, starts, ahead)
-                form = (masked, factor, channels, width, dim, 0)
-                mlp_scores(
-                    scores, None, None, h, n, row, batch, att, key, query, None, attr, lin, form
-                )
+                batch = (rows_at, places, starts, ahead)
+                form = (group, masked, factor, channels, width, dim)
+                mlp_scores(scores, None, h, n, row, batch, att, key, query, attr, lin, form)
             if value is not None:
-                batch = (sources, starts, rows_at, ahead)
-                form = (masked, channels, width, dim, heads)
-                dot_products(scores, h, n, row, batch, query, key, edge_query, attr, form)
-                for q in range(n):
-                    scores[q] *= factor
+                batch, form = (rows_at, starts, ahead), (group, masked, channels, width, dim, heads)
+                more = (query, key, value, edge_query, attr, form)
+                dot_products(scores, h, n, row, batch, *more)
+                multiply(scores, n * value_of(group), factor)
             if keeps:
-                for q in range(n):
-                    kept[places[q] * heads + h] = scores[q]
-            before = _softmax_step(scores, n, stats, at * 2 * heads + h, heads, first, single)
+                write_rows(kept, places, heads, h, scores, n, group)
+            place = at * 2 * heads + h
+            _softmax_step(scores, n, stats, place, heads, first, single, factors, group)
             if drop:
                 if h % 4 == 0:
-                    draw(drops, places, n, h // 4, seed, limit, keep)
-                for q in range(n):
-                    scores[q] *= drops[h % 4 * BATCH + q]
-            base = h * channels
-            for q in range(n):
-                rows_at[q] = sources[q] * width + base
-            _add_values(
-                to, at * width + base, first, before, scores, key, value, rows_at, n, channels
-            )
-            if edge_query is not None:
-                to_f = (at * heads + h) * dim
-                add_weighted(to_edge, to_f, first, before, scores, attr, starts, n, dim)
+                    draw(drops, places, n, h, seed, limit, keep, group)
+                multiply_rows(scores, drops, n, h, group)
+            _sum_up(to, to_edge, at, h, n, first, work, key, value, attr, edge_query, shape)
         if single:
             return
         first = False
     if first:
         _none(to, to_edge, stats, at, whole, heads, width, heads * dim)
     elif whole:
-        _divide(to, to_edge, stats, at, heads, channels, dim)
+        _divide(to, to_edge, stats, at, heads, channels, dim, group)
+
+
+@device
+def _sum_up(to, to_edge, at, h, n, first, work, key, value, attr, edge_query, shape):
+    """Adds the values of a batch, and features of edges, for one group of heads."""
+    weights, _, factors, _, _, starts, rows_at, _ = work
+    _, group, together, edge_together, channels, width, heads, dim, _, _, _, _, _ = shape
+    base = h * channels
+    form = (base, channels, channels, group, together)
+    to_f = at * width + base
+    _add_values(to, to_f, first, factors, weights, key, value, rows_at, n, form)
+    if edge_query is not None:
+        to_f, form = (at * heads + h) * dim, (0, 0, dim, group, edge_together)
+        add_weighted(to_edge, to_f, first, factors, weights, attr, starts, n, form)
 
 
 @device
@@ -198,12 +210,15 @@ def _none(to, to_edge, stats, at, whole, heads, width, edge_width):
 
 
 @device
-def _divide(to, to_edge, stats, at, heads, channels, dim):
+def _divide(to, to_edge, stats, at, heads, channels, dim, group):
     """Divides the sums of a row, and puts the inverse of its sum of exponentials in place."""
-    for h in range(heads):
+    none = numbers_of(stats, group)
+    for h in range(0, heads, value_of(group)):
         place = at * 2 * heads + h
-        inverse = _inverse(stats[place], stats[place + heads])
-        stats[place + heads] = inverse
+        top, total = load(stats, place, none, None), load(stats, place + heads, none, None)
+        store(stats, place + heads, _inverse(top, total), None)
+    for h in range(heads):
+        inverse = stats[(at * 2 + 1) * heads + h]
         for f in range((at * heads + h) * channels, (at * heads + h + 1) * channels):
             to[f] *= inverse
         if to_edge is not None:
@@ -233,6 +248,7 @@ def _merge(
     heads,
     channels,
     dim,
+    group,
 ):
     """Merges the tiles of a row, of which t is the first."""
     row, stop = tiles[4 * t], t + 1
@@ -253,7 +269,7 @@ def _merge(
                 _add_tile(edge_out, row, partial_edge, part, h, heads, dim, part == t, factor)
         stats[row * 2 * heads + h] = top
         stats[row * 2 * heads + heads + h] = total
-    _divide(out, edge_out, stats, row, heads, channels, dim)
+    _divide(out, edge_out, stats, row, heads, channels, dim, group)
 
 
 @Entry
@@ -263,17 +279,19 @@ def _entry(args):
     partial, partial_edge, partial_stats, query, key, value, att, attr, lin, edge_query = values[
         8:18
     ]
-    reals, masked, rows, count, split, heads, channels, dim = values[18:26]
-    num_loops, offset, seed, limit, drop, permuted, keeps = values[26:]
+    reals, rows, count, split, heads, channels, dim = values[18:25]
+    num_loops, offset, seed, limit, drop, permuted, keeps = values[25:32]
+    masked, group, together, edge_together = values[32:]
     factor, keep = reals[0], reals[1]
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
-        *(scratch(out, 64), scratch(out, 256), scratch(tiles, 64), scratch(tiles, 64)),
-        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
+        *(scratch(out, 512), scratch(out, 512), scratch(out, 8), scratch(tiles, 64)),
+        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
     )
     graph = (idx, permuted, perm, edges, edges - 1, num_loops >= 0, offset)
-    shape = (masked, channels, width, heads, dim, factor, drop, seed, limit, keep)
+    forms = (masked, group, together, edge_together)
+    shape = (*forms, channels, width, heads, dim, factor, drop, seed, limit, keep)
     item = take(args)
     while item >= 0:
         if phase == 1:
@@ -292,6 +310,7 @@ def _entry(args):
                         heads,
                         channels,
                         dim,
+                        group,
                     )
         else:
             in_tile = item < count
@@ -343,13 +362,14 @@ def _run(csr, tensors, factor, heads, channels, dim, num_loops, offset, dropout,
     tensors = (rowptr, idx, perm, tiles, out, edge_out, stats, scores, *others)
     fields = (
         *(dtype(t) for t in tensors),
-        *(torch.float64, masked_field(channels, out.dtype), *(INTEGER,) * 13),
+        *(torch.float64, *(INTEGER,) * 13, *shape_fields(heads, channels, out.dtype)),
     )
     drop = seed is not None
     values = (
         *(address(t) for t in tensors),
-        *(ctypes.addressof(reals), 0, rows, tiles.shape[0], split, heads, channels, dim),
+        *(ctypes.addressof(reals), rows, tiles.shape[0], split, heads, channels, dim),
         *(num_loops, offset, int(seed) if drop else 0, threshold(dropout), drop, permuted, keeps),
+        *(0, 0, 0, 0),
     )
     if rows and heads:
         work = 2 * (idx.shape[0] + rows) * max(heads * channels, 1)

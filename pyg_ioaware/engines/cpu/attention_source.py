@@ -20,7 +20,23 @@ import ctypes
 
 import torch
 
-from pyg_ioaware.engines.cpu.attention import NO_LOOP, numbers, present, read_signs
+from pyg_ioaware.engines.cpu.attention import (
+    NO_LOOP,
+    numbers,
+    present,
+    read_signs,
+    shape_fields,
+)
+from pyg_ioaware.engines.cpu.blocks import (
+    BLOCK,
+    WIDE,
+    blocks,
+    load_blocks,
+    select_by_bits,
+    spread,
+    store_blocks,
+    value_of,
+)
 from pyg_ioaware.engines.cpu.gather import AHEAD
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
@@ -28,32 +44,33 @@ from pyg_ioaware.engines.cpu.vec import (
     add,
     fma,
     lanes,
-    load,
     mul,
     prefetch,
-    select,
     splat,
-    store,
     tail,
     zeros,
 )
 
 
 @device
-def _add(v, g, place, i, m, f, h, heads, channels, slope, grad, terms, signs, query):
-    """Returns both sums of a block with the edge at a position added."""
+def _add(v, g, place, i, m, f, h, shape, grad, terms, signs, query):
+    """Returns both sums of a block, or one of several heads, with the edge at a position added."""
+    together, heads, channels, slope = shape
     at, start = place * 2 * heads + h, (i * heads + h) * channels + f
-    s = splat(v, terms[at + heads])
+    s = spread(terms, at + heads, together, v)
     if signs is not None:
-        positive = read_signs(signs, (place * heads + h) * ((channels + 7) // 8), f, v)
-        g = add(g, select(positive, s, mul(s, splat(v, slope))))
+        stride = (channels + 7) // 8
+        positive = read_signs(signs, (place * heads + h) * stride, f, stride, together, v)
+        g = add(g, select_by_bits(positive, s, mul(s, splat(v, slope))))
     if query is not None:
-        g = fma(s, load(query, start, v, m), g)
-    return fma(splat(v, terms[at]), load(grad, start, v, m), v), g
+        g = fma(s, load_blocks(query, start, channels, together, v, m), g)
+    a = spread(terms, at, together, v)
+    return fma(a, load_blocks(grad, start, channels, together, v, m), v), g
 
 
 @device
-def _prefetch(zero, i, place, f, h, heads, channels, slope, grad, terms, signs, query):
+def _prefetch(zero, i, place, f, h, shape, grad, terms, signs, query):
+    _, heads, channels, _ = shape
     prefetch(grad, (i * heads + h) * channels + f, zero)
     if query is not None:
         prefetch(query, (i * heads + h) * channels + f, zero)
@@ -67,36 +84,39 @@ def _prefetch(zero, i, place, f, h, heads, channels, slope, grad, terms, signs, 
 def _span(zero, m, to, at, to_g, at_g, f, stop, h, span, graph, shape, *tables):
     row, begin, end, loop = span
     idx, permuted, perm, skip, last = graph
-    channels = shape[1]
-    while f + lanes(zero) <= stop:
+    together, _, channels, _ = shape
+    while f + lanes(zero) // value_of(together) <= stop:
         v, g = zero, zero
         for k in range(begin, end):
             ahead = min(k + AHEAD, last)
             place = perm[ahead] if permuted else ahead
-            _prefetch(zero, idx[ahead], place, f, h, *shape, *tables)
+            _prefetch(zero, idx[ahead], place, f, h, shape, *tables)
             i = idx[k]
             if skip == 0 or i != row:
                 place = perm[k] if permuted else k
-                v, g = _add(v, g, place, i, m, f, h, *shape, *tables)
+                v, g = _add(v, g, place, i, m, f, h, shape, *tables)
         if loop != NO_LOOP:
-            v, g = _add(v, g, loop, row, m, f, h, *shape, *tables)
-        store(to, at + h * channels + f, v, m)
-        store(to_g, at_g + h * channels + f, g, m)
-        f += lanes(zero)
+            v, g = _add(v, g, loop, row, m, f, h, shape, *tables)
+        store_blocks(to, at + h * channels + f, channels, together, v, m)
+        store_blocks(to_g, at_g + h * channels + f, channels, together, g, m)
+        f += lanes(zero) // value_of(together)
     return f
 
 
 @device
-def _row(to, at, to_g, at_g, *walk):
+def _row(to, at, to_g, at_g, together, *walk):
     """Sums over a row's targets: weighted gradients to to[at:], those of scores to to_g[at_g:]."""
-    heads, channels = walk[2][0], walk[2][1]
-    wide, zero = zeros(to, 128), zeros(to, 32)
-    for h in range(heads):
-        f = _span(wide, None, to, at, to_g, at_g, 0, channels, h, *walk)
+    heads, channels = walk[2][1], walk[2][2]
+    zero = blocks(to, together)
+    for h in range(0, heads, value_of(together)):
+        f = 0
+        if together is None:
+            f = _span(zeros(to, WIDE), None, to, at, to_g, at_g, f, channels, h, *walk)
         f = _span(zero, None, to, at, to_g, at_g, f, channels, h, *walk)
         if f < channels:
-            m = tail(zero, channels - f)
-            _span(zero, m, to, at, to_g, at_g, f, f + lanes(zero), h, *walk)
+            m = tail(zeros(to, BLOCK), channels - f)
+            stop = f + lanes(zero) // value_of(together)
+            _span(zero, m, to, at, to_g, at_g, f, stop, h, *walk)
 
 
 @device
@@ -131,10 +151,10 @@ def _entry(args):
     values = unpack(args)
     rowptr, idx, perm, tiles, out, out_g, partial, grad, terms, signs, query = values[:11]
     x_l, att, att_parts, reals, rows, count, split, heads, channels, num_loops = values[11:21]
-    chunks, permuted, by_slot = values[21:]
+    chunks, permuted, by_slot, together = values[21:]
     items, phase, width, num_edges = items_of(args), phase_of(args), heads * channels, rowptr[rows]
     graph = (idx, permuted, perm, num_loops >= 0, num_edges - 1)
-    shape, tables = (heads, channels, reals[0]), (grad, terms, signs, query)
+    shape, tables = (together, heads, channels, reals[0]), (grad, terms, signs, query)
     ends = (width, reals[0], x_l, att, att_parts)
     item = take(args)
     while item >= 0:
@@ -156,10 +176,10 @@ def _entry(args):
                     loop = loop if tiles[4 * item + 2] == end else NO_LOOP
                     span = (row, tiles[4 * item + 1], tiles[4 * item + 2], loop)
                     at, at_g = item * width, (count + item) * width
-                    _row(partial, at, partial, at_g, span, graph, shape, *tables)
+                    _row(partial, at, partial, at_g, together, span, graph, shape, *tables)
                 elif end - begin <= split:
                     span, at_g = (row, begin, end, loop), (slot if by_slot else row) * width
-                    _row(out, row * width, out_g, at_g, span, graph, shape, *tables)
+                    _row(out, row * width, out_g, at_g, together, span, graph, shape, *tables)
                     _finish(row, slot, out, out_g, at_g, *ends)
         item = take(args)
 
@@ -172,11 +192,12 @@ def _run(csr, written, read, ends, factor, heads, num_loops, slots):
     rows, width = written[0].shape
     work = 2 * (idx.shape[0] + rows) * width
     chunks = min(slots // 2, work // (1 << 17) + 1)
-    fields = (*(dtype(t) for t in tensors), torch.float64, *(INTEGER,) * 9)
+    _, _, together, _ = shape_fields(heads, width // max(heads, 1), written[0].dtype)
+    fields = (*(dtype(t) for t in tensors), torch.float64, *(INTEGER,) * 9, together)
     values = (
         *(address(t) for t in tensors),
         *(ctypes.addressof(reals), rows, count, split, heads, width // max(heads, 1), num_loops),
-        *(chunks, permuted, ends[0] is not None),
+        *(chunks, permuted, ends[0] is not None, 0),
     )
     if rows and width:
         groups = slots // 2

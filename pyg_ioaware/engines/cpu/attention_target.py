@@ -12,6 +12,7 @@ gradient of score k is s_k = a_k * (t_k - delta[i]), delta[i] = sum_l a_l t_l, a
 
 A first pass over a row's edges writes a_k and t_k, a second one, whose data is still in the
 caches, replaces them by what the pass over the sources needs: the weight after dropout, and s_k.
+Where a row is but one batch, both are one, and a_k and t_k stay in scratch memory.
 
 Shapes    as attention_forward; delta [N, H]  terms [E + L, 2, H]
           signs [E + L, H * ceil(C / 8)] bytes: which hidden values are positive
@@ -33,37 +34,44 @@ from pyg_ioaware.engines.cpu.attention import (
     BATCH,
     LANES,
     NO_LOOP,
+    add_rows,
     add_weighted,
     clear,
     dot_products,
     draw,
+    drop_of,
     fill,
     locate,
     look_ahead,
     loop_offset,
-    masked_field,
     mlp_scores,
+    multiply,
+    multiply_rows,
     numbers,
     present,
+    read_rows,
+    scale,
+    shape_fields,
+    write_rows,
 )
 from pyg_ioaware.engines.cpu.attention_slopes import (
     add_outer,
-    add_rows,
+    add_products,
     add_slopes,
     map_back,
     settle,
 )
+from pyg_ioaware.engines.cpu.blocks import fold_sum, numbers_of, repeat, value_of
 from pyg_ioaware.engines.cpu.exp import exp
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
     add,
-    hsum,
+    better,
     load,
     mul,
     scratch,
     select,
-    splat,
     store,
     sub,
     tail,
@@ -83,26 +91,72 @@ ARGUMENTS = (
 
 
 @device
-def _first_pass(row, begin, end, loop, delta, at, work, graph, shape, weighs, *tables):
-    """Writes weight and t of each edge, and the sum of their products to delta[at * H:]."""
-    _, _, drops, sources, places, starts, _, _, ahead = work
-    idx, permuted, perm, edges, last_edge, skip, offset, _ = graph
-    _, _, width, heads, dim, _, drop, seed, limit, keep = shape
-    for h in range(heads):
-        delta[at * heads + h] = 0
-    k, stop = begin, end + (loop != NO_LOOP)
+def _pass(
+    first_part,
+    second_part,
+    row,
+    begin,
+    end,
+    loop,
+    at,
+    slot,
+    work,
+    graph,
+    shape,
+    weighs,
+    back,
+    to,
+    to_edge,
+    to_delta,
+    delta,
+    terms,
+    signs,
+    lin_parts,
+    grad_attr,
+    attr,
+    *tables,
+):
+    """The first pass over a row, or tile, the second one, or both if it is but one batch."""
+    weights, slopes, drops, _, sources, places, starts, rows_at, signs_at, back_at, ahead = work
+    idx, permuted, perm, edges, last_edge, skip, offset, back_offset = graph
+    _, group, _, _, channels, width, heads, dim, _, drop, seed, limit, keep = shape
+    if first_part:
+        clear(to_delta, at * heads, heads)
+    k, stop, first = begin, end + (loop != NO_LOOP), True
     while k < stop:
         n, k = fill(sources, places, k, end, row, skip, loop, idx)
         if n == 0:
             continue
-        look_ahead(ahead, n, k, last_edge, width, idx)
+        scale(rows_at, sources, n, width)
+        if first_part:
+            look_ahead(ahead, n, k, last_edge, width, idx)
+        if signs is not None:
+            scale(signs_at, places, n, heads * ((channels + 7) // 8))
         if dim:
-            locate(starts, places, n, row, edges, permuted, perm, offset, dim)
-        for h in range(heads):
-            if drop and h % 4 == 0:
-                draw(drops, places, n, h // 4, seed, limit, keep)
-            _score(row, h, n, work, shape, *tables)
-            _weigh(row, h, n, delta, at, work, shape, weighs, *tables)
+            locate(starts, places, n, row, edges, permuted, perm, offset, dim, attr)
+        if back:
+            locate(back_at, places, n, row, edges, permuted, perm, back_offset, dim, None)
+        for h in range(0, heads, value_of(group)):
+            if first_part:
+                if drop and h % 4 == 0:
+                    draw(drops, places, n, h, seed, limit, keep, group)
+                _score(row, h, n, work, shape, signs, attr, *tables)
+                _weigh(row, h, n, to_delta, at, work, shape, weighs, attr, *tables)
+            else:
+                read_rows(weights, n, terms, places, 2 * heads, h, group)
+                read_rows(slopes, n, terms, places, 2 * heads, heads + h, group)
+            if second_part:
+                settle(weights, slopes, n, delta, row * heads + h, drop, keep, group)
+            write_rows(terms, places, 2 * heads, h, weights, n, group)
+            write_rows(terms, places, 2 * heads, heads + h, slopes, n, group)
+            if second_part:
+                sums = (to, to_edge, signs, lin_parts, grad_attr)
+                _sum_up(row, h, n, at, slot, first, back, work, shape, *sums, attr, *tables)
+        first = False
+    if first and second_part:
+        clear(to, at * width, width)
+        if to_edge is not None:
+            clear(to_edge, at * heads * dim, heads * dim)
 
 
 @device
@@ -112,33 +166,33 @@ def _score(
     n,
     work,
     shape,
+    signs,
+    attr,
     query,
     key,
     value,
     att,
-    attr,
     lin,
     edge_query,
     grad,
     grad_edge,
     grad_weights,
     stats,
-    terms,
-    signs,
+    scaled,
 ):
-    """Writes score and <grad, value> of each edge of a batch for one head."""
-    scores, dots, _, sources, places, starts, rows_at, _, ahead = work
-    masked, channels, width, heads, dim, factor, _, _, _, _ = shape
+    """Writes score and <grad, value> of each edge of a batch for one group of heads."""
+    scores, dots, _, _, _, _, starts, rows_at, signs_at, _, ahead = work
+    masked, group, _, _, channels, width, heads, dim, factor, _, _, _, _ = shape
+    batch, form = (rows_at, starts, ahead), (group, masked, channels, width, dim, heads)
     if att is not None:
-        batch = (sources, places, starts, ahead)
-        form = (masked, factor, channels, width, dim, heads * ((channels + 7) // 8))
-        mlp_scores(scores, dots, signs, h, n, row, batch, att, key, query, grad, attr, lin, form)
+        signed, more = (rows_at, signs_at, starts, ahead), (group, masked, factor)
+        to = (scores, signs, h, n, row, signed)
+        mlp_scores(*to, att, key, query, attr, lin, (*more, channels, width, dim))
+        dot_products(dots, h, n, row, batch, grad, key, None, None, None, form)
     if value is not None:
-        batch, form = (sources, starts, rows_at, ahead), (masked, channels, width, dim, heads)
-        dot_products(scores, h, n, row, batch, query, key, edge_query, attr, form)
-        dot_products(dots, h, n, row, batch, grad, value, grad_edge, attr, form)
-        for q in range(n):
-            scores[q] *= factor
+        dot_products(scores, h, n, row, batch, query, key, None, edge_query, attr, form)
+        multiply(scores, n * value_of(group), factor)
+        dot_products(dots, h, n, row, batch, grad, value, None, grad_edge, attr, form)
 
 
 @device
@@ -151,122 +205,105 @@ def _weigh(
     work,
     shape,
     weighs,
+    attr,
     query,
     key,
     value,
     att,
-    attr,
     lin,
     edge_query,
     grad,
     grad_edge,
     grad_weights,
     stats,
-    terms,
-    signs,
+    scaled,
 ):
-    """Writes weight and t of each edge of a batch for one head."""
-    scores, dots, drops, _, places, _, _, _, _ = work
-    heads, drop = shape[3], shape[6]
-    zero = zeros_of(scores, LANES)
+    """Turns scores into weights, and <grad, value> into t; adds the sum of their products."""
+    weights, dots, drops, _, _, places, _, _, _, _, _ = work
+    group, heads, drop = shape[1], shape[6], shape[9]
+    zero, none = zeros_of(weights, LANES), numbers_of(weights, group)
     before = value is not None  # whether weights are handed out before dropout
     if weighs and not before:
-        for q in range(n):
-            dots[q] += grad_weights[places[q] * heads + h]
+        add_rows(dots, n, grad_weights, places, heads, h, group)
     if drop:
-        for q in range(n):
-            dots[q] *= drops[h % 4 * BATCH + q]
+        multiply_rows(dots, drops, n, h, group)
     if weighs and before:
-        for q in range(n):
-            dots[q] += grad_weights[places[q] * heads + h]
-    top, inverse = stats[row * 2 * heads + h], stats[row * 2 * heads + heads + h]
+        add_rows(dots, n, grad_weights, places, heads, h, group)
+    place, count = row * 2 * heads + h, n * value_of(group)
+    top = repeat(load(stats, place, none, None), zero)
+    inverse = repeat(load(stats, place + heads, none, None), zero)
     total = zero
-    for q in range(0, n, LANES):
-        inside = tail(zero, n - q)
-        s = sub(load(scores, q, zero, None), splat(zero, top))
-        a = mul(exp(select(inside, s, zero)), splat(zero, inverse))
+    for q in range(0, count, LANES):
+        inside = tail(zero, count - q)
+        s = sub(load(weights, q, zero, None), top)
+        a = mul(exp(select(inside, s, zero)), inverse)
         total = add(total, select(inside, mul(a, load(dots, q, zero, None)), zero))
-        store(scores, q, a, None)
-    delta[at * heads + h] += hsum(total)
-    for q in range(n):
-        # The sign tells the second pass that the weight was dropped.
-        dropped = drop and drops[h % 4 * BATCH + q] == 0
-        place = places[q] * 2 * heads + h
-        terms[place] = -scores[q] if dropped else scores[q]
-        terms[place + heads] = dots[q]
+        store(weights, q, a, None)
+    place = at * heads + h
+    total = add(load(delta, place, none, None), fold_sum(total, group))
+    store(delta, place, total, None)
+    if drop:
+        # The sign tells ``settle`` that the weight was dropped.
+        for q in range(n):
+            a = load(weights, q * value_of(group), none, None)
+            kept = better(drop_of(drops, q, h, group), none, None)
+            store(weights, q * value_of(group), select(kept, a, sub(none, a)), None)
 
 
 @device
-def _second_pass(
+def _sum_up(
     row,
-    begin,
-    end,
-    loop,
+    h,
+    n,
     at,
     slot,
-    work,
-    graph,
-    shape,
+    first,
     back,
+    work,
+    shape,
     to,
     to_edge,
-    delta,
-    terms,
     signs,
     lin_parts,
     grad_attr,
+    attr,
+    query,
     key,
     value,
     att,
-    attr,
-    scaled,
+    lin,
     edge_query,
+    grad,
     grad_edge,
+    grad_weights,
+    stats,
+    scaled,
 ):
-    """Writes the sums of a row, or tile, for the gradients of query and edge query."""
-    slopes, kept, blocks, sources, places, starts, rows_at, back_at, _ = work
-    idx, permuted, perm, edges, _, skip, offset, back_offset = graph
-    masked, channels, width, heads, dim, factor, drop, _, _, keep = shape
-    k, stop, first = begin, end + (loop != NO_LOOP), True
-    while k < stop:
-        n, k = fill(sources, places, k, end, row, skip, loop, idx)
-        if n == 0:
-            continue
-        if dim:
-            locate(starts, places, n, row, edges, permuted, perm, offset, dim)
-        if back:
-            locate(back_at, places, n, row, edges, permuted, perm, back_offset, dim)
-        for h in range(heads):
-            settle(h, n, heads, places, terms, delta[row * heads + h], kept, slopes, drop, keep)
-            base = h * channels
-            if att is not None:
-                for q in range((n + 3) // 4 * 4):
-                    rows_at[q] = (places[q] * heads + h) * ((channels + 7) // 8)
-                batch = (slopes, factor, signs, rows_at, n)
-                add_slopes(to, at * width + base, first, channels, *batch)
-                if lin_parts is not None:
-                    start, form = slot * dim * width + base, (masked, channels, width, dim)
-                    add_outer(lin_parts, start, attr, starts, *form, *batch)
-                    if back:
-                        map_back(grad_attr, back_at, h, scaled, blocks, channels, dim, *batch)
-            if value is not None:
-                for q in range(n):
-                    slopes[q] *= factor
-                    rows_at[q] = sources[q] * width + base
-                batch = (slopes, key, rows_at, n, channels)
-                add_weighted(to, at * width + base, first, 1.0, *batch)
-                if edge_query is not None:
-                    batch = (slopes, attr, starts, n, dim)
-                    add_weighted(to_edge, (at * heads + h) * dim, first, 1.0, *batch)
-                    if back:
-                        batch = (slopes, edge_query, kept, grad_edge)
-                        own = (row * heads + h) * dim
-                        add_rows(grad_attr, back_at, h == 0, *batch, own, n, dim)
-        first = False
-    if first:
-        clear(to, at * width, width)
-        if to_edge is not None:
-            clear(to_edge, at * heads * dim, heads * dim)
+    """Adds the sums of a batch for the gradients of query and edge query, for a group of heads."""
+    weights, slopes, _, scratch, _, _, starts, rows_at, signs_at, back_at, _ = work
+    masked, group, together, edge_together, channels, width, heads, dim, factor, _, _, _, _ = shape
+    base = h * channels
+    if att is not None:
+        edges = (slopes, factor, signs, signs_at, n, group)
+        add_slopes(to, at * width, h, first, channels, together, *edges)
+        if lin_parts is not None:
+            form = (masked, channels, width, dim)
+            for g in range(value_of(group)):
+                start = slot * dim * width + base + g * channels
+                add_outer(lin_parts, start, h, g, attr, starts, *form, *edges)
+                if back:
+                    map_back(grad_attr, back_at, h, g, scaled, scratch, channels, dim, *edges)
+    if value is not None:
+        multiply(slopes, n * value_of(group), factor)
+        form = (base, channels, channels, group, together)
+        add_weighted(to, at * width + base, first, None, slopes, key, rows_at, n, form)
+        if edge_query is not None:
+            own, form = (at * heads + h) * dim, (0, 0, dim, group, edge_together)
+            add_weighted(to_edge, own, first, None, slopes, attr, starts, n, form)
+            if back:
+                edges = (slopes, edge_query, weights, grad_edge)
+                own = (row * heads + h) * dim
+                add_products(grad_attr, back_at, h == 0, *edges, own, n, dim, group)
 
 
 @device
@@ -307,23 +344,23 @@ def _entry(args):
     rowptr, idx, perm, tiles, grad_query, grad_edge_query, delta, terms, signs = values[:9]
     att_parts, lin_parts, grad_attr, partial, partial_edge, partial_delta = values[9:15]
     grad, grad_edge, grad_weights, query, key, value, att, stats, attr, lin = values[15:25]
-    scaled, edge_query, reals, masked, rows, count, split, heads, channels, dim = values[25:35]
-    num_loops, offset, back_offset, seed, limit, drop, chunks = values[35:42]
-    permuted, weighs, back = values[42:45]
-    lin_sums = values[45]
+    scaled, edge_query, reals, rows, count, split, heads, channels, dim = values[25:34]
+    num_loops, offset, back_offset, seed, limit, drop, chunks = values[34:41]
+    permuted, weighs, back, lin_sums = values[41:45]
+    masked, group, together, edge_together = values[45:]
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
-        *(scratch(grad_query, 64), scratch(grad_query, 64), scratch(grad_query, 256)),
-        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
-        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
+        *(scratch(grad_query, 512), scratch(grad_query, 512), scratch(grad_query, 512)),
+        *(scratch(grad_query, 64), scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
+        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
     )
     graph = (idx, permuted, perm, edges, edges - 1, num_loops >= 0, offset, back_offset)
-    shape = (masked, channels, width, heads, dim, reals[0], drop, seed, limit, reals[1])
-    rows_of_nodes = (query, key, value, att, attr, lin, edge_query, grad, grad_edge)
-    tables = (*rows_of_nodes, grad_weights, stats, terms, signs)
+    forms = (masked, group, together, edge_together)
+    shape = (*forms, channels, width, heads, dim, reals[0], drop, seed, limit, reals[1])
     sums = (delta, terms, signs, lin_parts, grad_attr)
-    sources = (key, value, att, attr, scaled, edge_query, grad_edge)
+    rows_of_nodes = (query, key, value, att, lin, edge_query, grad, grad_edge)
+    tables = (attr, *rows_of_nodes, grad_weights, stats, scaled)
     item = take(args)
     while item >= 0:
         recent = 0
@@ -345,13 +382,18 @@ def _entry(args):
             elif end - begin > split:
                 continue
             leads = tile >= 0 and (tile == 0 or tiles[4 * (tile - 1)] != row)
-            span = (row, begin, end, loop)
-            if phase == 0:
-                _first_pass(*span, to_delta, at, work, graph, shape, weighs, *tables)
             if phase == 1 and leads:
                 _merge(tile, count, tiles, delta, partial_delta, heads)
-            if phase == 2 or tile < 0:
-                _second_pass(*span, at, slot, work, graph, shape, back, *to_both, *sums, *sources)
+            whole = tile < 0
+            once = whole and end - begin + (loop != NO_LOOP) <= BATCH
+            for part in range(2):
+                here = phase == 2 * part or (whole and phase == 0)
+                if here and not (once and part == 1):
+                    last = part == 1 or once
+                    span = (part == 0, last, row, begin, end, loop, at, slot, work, graph, shape)
+                    to = (weighs, back, *to_both, to_delta)
+                    _pass(*span, *to, *sums, *tables)
+            if phase == 2 or whole:
                 recent += end - begin
                 if recent >= FLUSH:
                     _flush(slot, lin_parts, lin_sums, dim * width)
@@ -359,7 +401,7 @@ def _entry(args):
             if phase == 3 and leads:
                 _merge(tile, count, tiles, grad_query, partial, width)
                 _merge(tile, count, tiles, grad_edge_query, partial_edge, heads * dim)
-            if tile < 0 or (phase == 3 and leads):
+            if whole or (phase == 3 and leads):
                 _finish(row, slot, grad_query, query, att, att_parts, width)
         if phase == 2:
             _flush(chunks + item, lin_parts, lin_sums, dim * width)
@@ -383,13 +425,13 @@ def _run(csr, tensors, factor, heads, dim, num_loops, offsets, dropout, seed, sl
     lin_sums = dtype(tensors.get("lin_sums"))
     fields = (
         *(dtype(t) for t in given),
-        *(torch.float64, masked_field(channels, out.dtype), *(INTEGER,) * 16, lin_sums),
+        *(torch.float64, *(INTEGER,) * 16, lin_sums, *shape_fields(heads, channels, out.dtype)),
     )
     values = (
         *(address(t) for t in given),
-        *(ctypes.addressof(reals), 0, rows, tiles.shape[0], split, heads, channels, dim),
+        *(ctypes.addressof(reals), rows, tiles.shape[0], split, heads, channels, dim),
         *(num_loops, *offsets, int(seed) if drop else 0, threshold(dropout), drop, chunks),
-        *(permuted, weighs, back, address(tensors.get("lin_sums"))),
+        *(permuted, weighs, back, address(tensors.get("lin_sums")), 0, 0, 0, 0),
     )
     if rows and heads:
         count = tiles.shape[0]

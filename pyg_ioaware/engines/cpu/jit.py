@@ -47,7 +47,7 @@ device = njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 class Args(types.Type):
-    """The block, and what each argument is: a dtype (an array of it), none, or INTEGER."""
+    """The block, and what each argument is: a dtype (of an array), none, INTEGER or Constant."""
 
     def __init__(self, fields):
         self.fields = fields
@@ -67,10 +67,29 @@ class Integer(types.Type):
 INTEGER = Integer(name="Integer")
 
 
+class Constant(types.Type):
+    """A number that is part of the code: there is one kernel for each value of it."""
+
+    def __init__(self, value):
+        self.value = value
+        super().__init__(name=f"Constant({value})")
+
+
+register_model(Constant)(models.OpaqueModel)
+
+
+def _kind(field):
+    """Returns the type in ``Args`` of a field."""
+    if field is None:
+        return types.none
+    return Constant(field) if isinstance(field, int) else NUMBA.get(field, INTEGER)
+
+
 def _field(field):
+    """Returns the type that a kernel sees of a type in ``Args``."""
     if field == INTEGER:
         return types.intp
-    return field if isinstance(field, types.NoneType) else types.CPointer(field)
+    return field if isinstance(field, (types.NoneType, Constant)) else types.CPointer(field)
 
 
 def _word(builder, block, position):
@@ -85,7 +104,7 @@ def unpack(typingctx, args):
     def codegen(context, builder, sig, values):
         items = []
         for position, kind in enumerate(result.types):
-            if isinstance(kind, types.NoneType):
+            if isinstance(kind, (types.NoneType, Constant)):
                 items.append(context.get_dummy_value())
                 continue
             word = _word(builder, values[0], HEAD + position)
@@ -204,7 +223,10 @@ class Entry:
         self._compiled = {}
 
     def __call__(self, fields):
-        """Return the C function; ``fields`` holds a dtype, None or INTEGER for each argument."""
+        """Return the C function; ``fields`` holds a dtype, None, INTEGER or an int for each.
+
+        An int is a Constant; its argument is not read.
+        """
         found = self._compiled.get(fields)
         return found if found is not None else self._compile(fields)
 
@@ -212,7 +234,7 @@ class Entry:
         with _lock:
             if fields in self._compiled:
                 return self._compiled[fields]
-            args = Args(tuple(types.none if f is None else NUMBA.get(f, INTEGER) for f in fields))
+            args = Args(tuple(_kind(f) for f in fields))
             signature = types.void(args)
             callback = CFunc(
                 self._function, (signature.args, signature.return_type), {}, dict(OPTIONS)

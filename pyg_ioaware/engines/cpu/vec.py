@@ -133,21 +133,41 @@ def mask_of(typingctx, like, count, masked):
     return vec(like, count, masked), codegen
 
 
+def load_vector(builder, pointer, index, vector, size, mask):
+    """Loads a vector of items of ``size`` bytes; ``mask`` None: all of its lanes."""
+    at = _address(builder, pointer, index, vector)
+    if mask is None:
+        return builder.load(at, align=size)
+    align, zero = ir.Constant(ir.IntType(32), size), ir.Constant(vector, None)
+    name = f"llvm.masked.load.{_suffix(vector)}.p0"
+    return _call(builder, name, vector, [at, align, mask, zero])
+
+
+def store_vector(builder, pointer, index, value, size, mask):
+    """The inverse of ``load_vector``."""
+    at = _address(builder, pointer, index, value.type)
+    if mask is None:
+        builder.store(value, at, align=size)
+    else:
+        align = ir.Constant(ir.IntType(32), size)
+        name = f"llvm.masked.store.{_suffix(value.type)}.p0"
+        _call(builder, name, ir.VoidType(), [value, at, align, mask])
+
+
+def mask_given(mask, value):
+    """Returns the value of a mask of this type, None if it stands for all lanes."""
+    return None if isinstance(mask, types.NoneType) else value
+
+
 @intrinsic
 def load(typingctx, pointer, index, like, mask):
     """``pointer[index : index + lanes]``; lanes off the mask are 0 and not read."""
     vec = Vec(pointer.dtype, like.lanes)
-    masked = not isinstance(mask, types.NoneType)
 
     def codegen(context, builder, sig, args):
-        vector, size = _vector(context, vec), _size(vec.dtype)
-        at = _address(builder, args[0], args[1], vector)
-        if not masked:
-            return builder.load(at, align=size)
-        align, zero = ir.Constant(ir.IntType(32), size), ir.Constant(vector, None)
-        return _call(
-            builder, f"llvm.masked.load.{_suffix(vector)}.p0", vector, [at, align, args[3], zero]
-        )
+        vector = _vector(context, vec)
+        given = mask_given(mask, args[3])
+        return load_vector(builder, args[0], args[1], vector, _size(vec.dtype), given)
 
     return vec(pointer, types.intp, like, mask), codegen
 
@@ -155,17 +175,10 @@ def load(typingctx, pointer, index, like, mask):
 @intrinsic
 def store(typingctx, pointer, index, vec, mask):
     """Write the lanes on the mask to ``pointer[index:]``."""
-    masked = not isinstance(mask, types.NoneType)
 
     def codegen(context, builder, sig, args):
-        vector, size = args[2].type, _size(vec.dtype)
-        at = _address(builder, args[0], args[1], vector)
-        if not masked:
-            builder.store(args[2], at, align=size)
-        else:
-            align = ir.Constant(ir.IntType(32), size)
-            name = f"llvm.masked.store.{_suffix(vector)}.p0"
-            _call(builder, name, ir.VoidType(), [args[2], at, align, args[3]])
+        given = mask_given(mask, args[3])
+        store_vector(builder, args[0], args[1], args[2], _size(vec.dtype), given)
         return context.get_dummy_value()
 
     return types.none(pointer, types.intp, vec, mask), codegen
@@ -315,12 +328,7 @@ def _tree(combine):
     return over_lanes
 
 
-def _larger(builder, a, b):
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-
 hsum = _tree(lambda builder, a, b: builder.fadd(a, b))  # the sum over lanes, as a fixed tree
-hmax = _tree(_larger)  # the largest lane; any, if one is NaN
 
 
 @intrinsic(prefer_literal=True)
@@ -346,52 +354,6 @@ def zeros_of(typingctx, pointer, count):
         return ir.Constant(_vector(context, vec), None)
 
     return vec(pointer, count), codegen
-
-
-@intrinsic
-def first_lane(typingctx, vec):
-    """Lane 0 of a Vec."""
-
-    def codegen(context, builder, sig, args):
-        return builder.extract_element(args[0], ir.Constant(ir.IntType(32), 0))
-
-    return vec.dtype(vec), codegen
-
-
-@intrinsic
-def from_bits(typingctx, like, bits):
-    """The mask whose lane 0 is the lowest bit of an integer; the inverse of ``bits_of``."""
-    vec = Vec(types.boolean, like.lanes)
-
-    def codegen(context, builder, sig, args):
-        wide = context.cast(builder, args[1], bits, types.int64)
-        narrow = builder.trunc(wide, ir.IntType(vec.lanes))
-        return builder.bitcast(narrow, _vector(context, vec))
-
-    return vec(like, bits), codegen
-
-
-@intrinsic
-def hsum4(typingctx, a, b, c, d):
-    """The sums over lanes of four Vecs as one Vec, each as the same fixed tree."""
-    vec = Vec(a.dtype, 4)
-
-    def codegen(context, builder, sig, args):
-        def pick(x, y, lanes):
-            order = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
-            return builder.shuffle_vector(x, y, order)
-
-        fours = []
-        for value in args:
-            while value.type.count > 4:
-                value = builder.fadd(*_halves(builder, value))
-            fours.append(value)
-        a, b, c, d = fours
-        ab = builder.fadd(pick(a, b, (0, 1, 4, 5)), pick(a, b, (2, 3, 6, 7)))
-        cd = builder.fadd(pick(c, d, (0, 1, 4, 5)), pick(c, d, (2, 3, 6, 7)))
-        return builder.fadd(pick(ab, cd, (0, 2, 4, 6)), pick(ab, cd, (1, 3, 5, 7)))
-
-    return vec(a, b, c, d), codegen
 
 
 @intrinsic

@@ -2,11 +2,13 @@
 
 import importlib
 import importlib.util
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from pyg_ioaware.engines import KernelError, logger
 from pyg_ioaware.engines.cuda import sources
 from pyg_ioaware.engines.cuda.launch import CUDARuntime, Runtime
 
@@ -35,6 +37,7 @@ class CUDAEngine:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self.broken: dict[torch.dtype, str] = {}
         self._kernels: dict[str, Callable[..., None]] = {}
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
@@ -43,7 +46,22 @@ class CUDAEngine:
         if found is None:
             module = importlib.import_module(f"{__name__}.{_FILES[kernel]}")
             found = self._kernels[kernel] = getattr(module, kernel)
-        found(self.runtime, csr, *args)
+        try:
+            found(self.runtime, csr, *args)
+        except KernelError as error:
+            self._note(error, next(t for t in args if torch.is_tensor(t)).dtype)
+            raise
+
+    def _note(self, error: KernelError, dtype: torch.dtype) -> None:
+        """Gives up on a dtype, and says once where the compiler's messages are."""
+        if dtype in self.broken:
+            return
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="pyg_ioaware_", suffix=".log", delete=False
+        ) as log:
+            log.write(f"{error}\n{error.__cause__}\n")
+        self.broken[dtype] = f"a CUDA kernel for '{dtype}' that does not compile (see '{log.name}')"
+        logger.warning("%s; PyG runs as it is from now on", self.broken[dtype])
 
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

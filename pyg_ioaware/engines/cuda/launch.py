@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pyg_ioaware.engines import KernelError
 from pyg_ioaware.engines.cuda import sources
 
 # The codes of struct for what a kernel takes by value; anything else is a pointer to such.
@@ -78,14 +79,21 @@ class Kernel:
         launch = self._loaded.get(key)
         if launch is None:
             options = tuple(f"-D{name}={value}" for name, value in (*macros, ("THREADS", threads)))
-            launch = runtime.load(self.source, self.name, options, device)
-            self._loaded[key] = launch
+            launch = self._loaded[key] = self._load(runtime, options, device)
         try:
             buffer, pointers = self._local.memory
         except AttributeError:
             buffer, pointers = self._allocate()
         self._struct.pack_into(buffer, 0, *values)
         launch(*grid, threads, runtime.stream(device), pointers)
+
+    def _load(self, runtime: Runtime, options: tuple[str, ...], device: int) -> Launch:
+        try:
+            return runtime.load(self.source, self.name, options, device)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise KernelError(f"'{self.name}' with {' '.join(options)}") from error
 
     def _pack(self, macros: Macros, args: Sequence[Any]) -> tuple[list[Any], int]:
         """Returns the values to pass, and the device of the tensors among them."""

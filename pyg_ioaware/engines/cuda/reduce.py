@@ -11,7 +11,7 @@ _REDUCE = Kernel(
     "reduce",
     [
         *(("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")),
-        *(("x", "T*"), ("weight", "T*"), ("out", "T*"), ("arg", "i32*")),
+        *(("x", "T*"), ("weight", "T*"), ("out", "T*"), ("arg", "i32*"), ("tied", "u8*")),
         *(("partial", "A*"), ("partial_arg", "i32*")),
         *(("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")),
         *(("width", "i32"), ("heads", "i32")),
@@ -22,7 +22,8 @@ _MERGE = Kernel(
     "reduce_merge",
     [
         *(("tiles", "i64*"), ("partial", "A*"), ("partial_arg", "i32*")),
-        *(("out", "T*"), ("arg", "i32*"), ("num_tiles", "i64"), ("width", "i32")),
+        *(("out", "T*"), ("arg", "i32*"), ("tied", "u8*")),
+        *(("num_tiles", "i64"), ("width", "i32")),
     ],
 )
 
@@ -42,6 +43,8 @@ def reduce(
     """Reduces each row's messages to ``out``, and tells in ``arg`` where the results come from."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = out.shape
+    if tied is not None:
+        tied.zero_()
     if not rows or not width:
         return
     if not idx.numel():
@@ -54,10 +57,10 @@ def reduce(
     flags = ("WEIGHTED", weight is not None), ("WITH_ARG", arg is not None), ("MINIMUM", not is_max)
     macros = (*types_of(x, rowptr), *plan.macros, *((name, int(flag)) for name, flag in flags))
     count = tiles.size(0)
-    tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, out, arg)
+    tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, out, arg, tied)
     sizes = (rows, count, split, width, heads)
     grid = plan.blocks(rows + count), plan.slices
     _REDUCE(runtime, macros, grid, THREADS, *tables, partial, partial_arg, *sizes)
     if count:
-        merged = (tiles, partial, partial_arg, out, arg, count, width)
+        merged = (tiles, partial, partial_arg, out, arg, tied, count, width)
         _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)

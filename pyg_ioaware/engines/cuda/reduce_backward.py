@@ -8,7 +8,7 @@ from pyg_ioaware.engines.cuda.plan import THREADS, layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 
-FEW_HITS = 12  # edges per row beyond which few features of an edge have a hit
+FEW_HITS = 32  # edges per row beyond which few features of an edge have a hit
 _LITTLE = 64 * 2**20  # bytes
 _FIRST = 1  # the rule for ties under which a share is the gradient itself
 
@@ -21,7 +21,7 @@ _SHARES = Kernel(
     "reduce_backward",
     "reduce_shares",
     [
-        *(*_ROWS, ("x", "T*"), ("weight", "T*"), ("grad", "T*"), ("arg", "i32*")),
+        *(*_ROWS, ("x", "T*"), ("weight", "T*"), ("grad", "T*"), ("arg", "i32*"), ("tied", "u8*")),
         *(("share", "T*"), ("hits", "i32*"), ("counts", "i32*"), *_SIZES),
     ],
 )
@@ -51,6 +51,7 @@ def reduce_gather(
     partial: Tensor,
     grad: Tensor,
     arg: Tensor,
+    tied: Tensor,
     x: Tensor,
     weight: Tensor | None,
     ties: int,
@@ -79,8 +80,8 @@ def reduce_gather(
         sizes = (width, heads, first, words)
         wide = min(width - first, 32 * words)
         tables: tuple[Tensor | None, ...]
-        tables = (rowptr, idx, perm, tiles, x, weight, grad, arg, share, hits, counts)
-        passes = [(0, rows)]
+        tables = (rowptr, idx, perm, tiles, x, weight, grad, arg, tied, share, hits, counts)
+        passes = [(0, rows)] if ties == _FIRST else [(0, rows), (3, rows)]
         if count:
             passes += [(2, count)] if ties == _FIRST else [(1, count), (2, count)]
         for number, warped in passes:

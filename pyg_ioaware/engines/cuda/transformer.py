@@ -151,9 +151,11 @@ def transformer_target(
     if count:
         keep = None if seed is None else drop[1]
         attention.settle(runtime, csr, delta, partial_delta, terms, types, -1, keep)
-        merges = [(partial, mass, grad_query), (partial_edge, edge_mass, grad_edge_query)]
-        for part, other, out in merges if dim else merges[:1]:
-            attention.merge_target(runtime, csr, part, other, centre, delta, None, out, scale)
+        for sums, grad_row in (
+            ((partial, mass), grad_query),
+            ((partial_edge, edge_mass), grad_edge_query),
+        )[: 2 if dim else 1]:
+            attention.merge_target(runtime, csr, *sums, centre, delta, None, grad_row, scale)
     if grad_attr is not None:
         plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
         read = (grad_edge, edge_query, terms, grad_attr)

@@ -1,0 +1,169 @@
+"""The CUDA engine's launch layer, without a GPU: declared arguments, failures, empty work."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from graphs import GRAPHS, ON_CPU, features
+from torch_geometric.nn import GCNConv, SAGEConv
+
+import pyg_ioaware
+from pyg_ioaware import engines, ops
+from pyg_ioaware.engines.cuda import CUDAEngine, sources
+from pyg_ioaware.engines.cuda.launch import Kernel
+from pyg_ioaware.engines.cuda.plan import layout
+from pyg_ioaware.ops import reference
+from pyg_ioaware.testing import compare
+
+pytestmark = pytest.mark.skipif(not ON_CPU, reason="puts another engine in the CPU's place")
+
+MACROS = (("SCALAR", 0), ("INDEX", 32))
+KERNEL = Kernel("spmm", "copy", [("x", "T*"), ("index", "I*"), ("n", "i64"), ("factor", "f32")])
+
+
+class Recording:
+    """A runtime that notes what it is asked for, and runs nothing."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, str]] = []
+        self.launched: list[tuple[int, ...]] = []
+
+    def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Any:
+        self.loaded.append((source, name))
+        return lambda *args: self.launched.append(args)
+
+    def stream(self, device: int) -> int:
+        return 7
+
+
+class Broken(Recording):
+    """A runtime whose compiler fails."""
+
+    def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Any:
+        self.loaded.append((source, name))
+        raise RuntimeError("error: expected a ';'")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
+    runtime = Broken()
+    engine = CUDAEngine(runtime)
+    monkeypatch.setattr(CUDAEngine, "gathers", False)  # the primitive is not for the CPU
+    monkeypatch.setitem(engines._engines, torch.device("cpu"), engine)
+    return runtime
+
+
+def test_a_launch_passes_what_is_declared() -> None:
+    runtime, x, index = Recording(), torch.ones(3), torch.zeros(2, dtype=torch.int32)
+    KERNEL(runtime, MACROS, (4, 2), 64, x, index, 5, 0.5)
+    KERNEL(runtime, MACROS, (4, 2), 64, x, None, 5, 1)
+    assert runtime.loaded == [("spmm", "copy")]
+    assert [call[:4] for call in runtime.launched] == [(4, 2, 64, 7)] * 2
+
+
+def test_nothing_is_launched_for_empty_work() -> None:
+    runtime = Recording()
+    for grid in ((0, 1), (1, 0)):
+        KERNEL(runtime, MACROS, grid, 64, torch.ones(0), None, 0, 0.0)
+    assert not runtime.loaded
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((torch.ones(3), None, 5), r"takes 4 arguments \(got 3\)"),
+        ((torch.ones(3).double(), None, 5, 1.0), r"x: 'torch.float64' for 'torch.float32'"),
+        ((torch.ones(4)[::2], None, 5, 1.0), r"strides \(2,\)"),
+        ((torch.ones(3), torch.ones(3), 5, 1.0), r"index: 'torch.float32' for 'torch.int32'"),
+        ((None, None, 5, 1.0), r"at least one tensor \(got none\)"),
+    ],
+)
+def test_an_argument_that_is_not_as_declared(args: tuple[Any, ...], message: str) -> None:
+    runtime = Recording()
+    with pytest.raises(TypeError, match=message):
+        KERNEL(runtime, MACROS, (1, 1), 64, *args)
+    assert not runtime.launched
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_a_step_is_finished_where_a_kernel_does_not_compile(
+    broken: Broken, reduce: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    g = GRAPHS["unsorted"]
+    adj = g.adjacency
+    x = features(g.num_src, 6).requires_grad_()
+    weight = features(g.num_edges, 1, seed=1).requires_grad_()
+    with caplog.at_level(logging.WARNING, "pyg_ioaware"):
+        if reduce == "max":
+            out = ops.reduce(x, adj, weight)
+            want = reference.reduce(x, weight, adj, True, "even")
+        else:
+            out = ops.spmm(x, adj, weight, mean=reduce == "mean")
+            want = reference.spmm(x, weight, adj, reduce == "mean")
+        torch.testing.assert_close(out, want)
+        found = torch.autograd.grad(out.square().sum(), (x, weight))
+        expected = torch.autograd.grad(want.square().sum(), (x, weight))
+    torch.testing.assert_close(found, expected)
+    messages = [r.getMessage() for r in caplog.records]
+    assert len(messages) == 1
+    assert "does not compile (see '" in messages[0]
+    with open(messages[0].split("'")[3]) as log:
+        text = log.read()
+    assert "expected a ';'" in text
+    assert "-DSCALAR=0" in text
+
+
+@pytest.mark.parametrize("make", [lambda: GCNConv(4, 4), lambda: SAGEConv(4, 4, aggr="max")])
+def test_stock_runs_after_a_kernel_that_does_not_compile(broken: Broken, make: Any) -> None:
+    g, conv = GRAPHS["unsorted"], make()
+    x = features(g.num_src, 4).requires_grad_()
+    compare(conv, x, g.edge_index)
+    count = len(broken.loaded)
+    layers = compare(conv, x, g.edge_index)
+    assert len(broken.loaded) == count
+    ((reason, _),) = next(iter(layers.values())).stock.items()
+    assert "does not compile" in reason
+    # Another dtype still gets its chance.
+    compare(conv.double(), x.detach().double().requires_grad_(), g.edge_index)
+    assert len(broken.loaded) > count
+
+
+def test_sources_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    sources.folder.cache_clear()
+    monkeypatch.setattr(sources, "PLACES", (tmp_path / "one", tmp_path / "two"))
+    try:
+        with pytest.raises(FileNotFoundError, match=r"one' and '.*two'\); install"):
+            sources.folder()
+    finally:
+        sources.folder.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("width", "unit", "dtype", "offset", "expected"),
+    [
+        (128, 128, torch.float32, 0, (4, 32, 1, 1)),
+        (128, 128, torch.bfloat16, 0, (8, 16, 1, 1)),
+        (128, 128, torch.float64, 0, (2, 32, 2, 1)),
+        (64, 64, torch.float32, 0, (4, 16, 1, 1)),
+        (512, 512, torch.float32, 0, (4, 32, 2, 2)),
+        (47, 47, torch.float32, 0, (1, 32, 2, 1)),
+        (6, 6, torch.float32, 0, (2, 4, 1, 1)),
+        (64, 8, torch.bfloat16, 0, (8, 8, 1, 1)),
+        (12, 3, torch.float32, 0, (1, 16, 1, 1)),
+        (128, 128, torch.float32, 1, (1, 32, 2, 2)),
+        (128, 128, torch.float16, 2, (2, 32, 2, 1)),
+        (1, 1, torch.float16, 0, (1, 1, 1, 1)),
+        (0, 0, torch.float32, 0, (4, 1, 1, 1)),
+    ],
+)
+def test_layouts(
+    width: int, unit: int, dtype: torch.dtype, offset: int, expected: tuple[int, ...]
+) -> None:
+    table = torch.empty(1024, dtype=dtype)[offset:]
+    assert layout(width, unit, table) == expected
+
+
+def test_no_gpu_is_needed_to_import_the_engine() -> None:
+    assert not torch.cuda.is_initialized() or torch.cuda.is_available()
+    assert pyg_ioaware.engines.of(torch.device("meta")) is None
