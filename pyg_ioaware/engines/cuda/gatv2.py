@@ -182,13 +182,13 @@ def gatv2_target(
     if not positions:
         return
     edges = (terms, signs)
+    counts = (idx.numel(), positions, *shape, dim, slope)
     vec, slices = min(plan.vec, 4), -(-width // (32 * min(plan.vec, 4)))
     blocks = max(1, min(_MOST_LIN_SLOTS, positions // max(dim, 64)))
     slots = lin_sums.new_empty(blocks, dim, width)
     macros = (*types, *_flat(vec, 1, 1))
     grid = blocks, slices * -(-dim // _LIN_DEPTH)
-    tables = (perm, attr, loop_attr, *edges, slots)
-    _LIN(runtime, macros, grid, THREADS, *tables, idx.numel(), positions, *shape, dim, slope)
+    _LIN(runtime, macros, grid, THREADS, perm, attr, loop_attr, *edges, slots, *counts)
     torch.sum(slots, 0, out=lin_sums[0])
     if grad_attr is not None:
         vectors = -(-width // (32 * plan.vec))
@@ -198,7 +198,7 @@ def gatv2_target(
         grid = -(-warps * 32 // THREADS), 1
         _ATTR(
             *(runtime, macros, grid, THREADS, perm, lin, att),
-            *(*edges, grad_attr, grad_loop, *sizes),
+            *(*edges, grad_attr, grad_loop, *counts),
         )
 
 
