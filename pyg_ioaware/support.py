@@ -113,7 +113,7 @@ def operand_reasons(*operands: Tensor) -> list[str]:
         found.append("features on several devices")
     engine = engines.of(device)
     if engine is not None and not engine.attends:
-        found.append(f"no kernels of attention for device '{device}' in this version")
+        found.append(f"attention on device '{device}', whose scores this version leaves to stock")
     return found + forward_ad_reasons(*operands)
 
 

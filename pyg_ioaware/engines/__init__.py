@@ -18,7 +18,7 @@ class Engine(Protocol):
 
     native_dtypes: frozenset[torch.dtype]
     split: int  # rows with more edges are split into tiles of about so many
-    attends: bool  # whether it has the kernels of attention
+    attends: bool  # whether layers of attention may use its kernels
     broken: dict[torch.dtype, str]  # why nothing of a dtype runs: a kernel could not be compiled
     gathers: bool  # whether it takes gradients of sources from the rows by source only
 

@@ -40,7 +40,7 @@ def primitive(
         @functools.wraps(fn)
         def call(first: Tensor, *args: Any) -> Any:
             # The dispatcher costs some 20 us, and is needed where something else listens.
-            if _nobody_listens() and all(_is_plain(a) for a in (first, *args)):
+            if _nobody_listens() and all(is_plain(a) for a in (first, *args)):
                 return fn(first, *args)
             return op(first, *args)
 
@@ -59,7 +59,7 @@ def _nobody_listens() -> bool:
     )
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Tells whether an argument is no tensor, or one with memory on a device with an engine."""
     if not isinstance(value, Tensor):
         return True

@@ -16,6 +16,7 @@ from pyg_ioaware.ops.library import (
     compute_dtype,
     gathers,
     is_batched,
+    is_plain,
     launch,
     like,
     per_head,
@@ -77,7 +78,7 @@ class SpMM(Function):
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         scale = adj.inv_degree(x.dtype) if mean and transposed else None
         csr, ordered = adj.csr(transposed), weight
-        if weight is not None and not needs_weight and gathers(x.device):
+        if weight is not None and not needs_weight and gathers(x.device) and is_plain(weight):
             csr, ordered = adj.weighted(weight, transposed)
         out: Tensor
         try:
