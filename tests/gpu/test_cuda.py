@@ -25,6 +25,8 @@ LAYERS = {
     "SAGE-max": lambda: SAGEConv(16, 16, aggr="max"),
     "GIN": lambda: GINConv(torch.nn.Linear(16, 16)),
     "GAT": lambda: GATConv(16, 4, heads=4),
+}
+ATTENTION = {
     "GATv2": lambda: GATv2Conv(16, 4, heads=4),
     "Transformer": lambda: TransformerConv(16, 4, heads=4),
 }
@@ -51,6 +53,16 @@ def test_layers_run_fused(name):
     layers = compare(layer, x, graph(), steps=2)
     assert all(c.fused and not c.stock for c in layers.values())
     assert pyg_ioaware.explain(layer, x, graph()).fused
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_scores_of_attention_run_on_stock(name):
+    layer, x = ATTENTION[name]().cuda(), torch.randn(60, 16, device="cuda", requires_grad=True)
+    layers = compare(layer, x, graph(), steps=2)
+    assert all(c.fused and not c.stock for c in layers.values())
+    assert "whose scores this version leaves to stock" in str(
+        pyg_ioaware.explain(layer, x, graph())
+    )
 
 
 def test_import_and_patch_leave_cuda_alone():
