@@ -302,7 +302,11 @@ def test_nothing_for_the_sanitizers_to_report() -> None:
                 "-p",
                 "no:xdist",
             ),
-            *("-k", "test_memory or (test_widths and (67 or 17 or 36))", str(HERE / "test_ops.py")),
+            *(
+                "-k",
+                "test_memory or (test_widths and (67 or 17 or 36))",
+                str(HERE / "test_host_ops.py"),
+            ),
         ],
         env={**os.environ, **sanitizer_environment(), "PYTHONPATH": path},
         capture_output=True,

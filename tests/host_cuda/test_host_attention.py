@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from runtime import COMPILER, HostRuntime, installed
-from test_ops import DTYPES, GRAPHS, adjacencies, with_int64
+from test_host_ops import DTYPES, GRAPHS, adjacencies, with_int64
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda import CUDAEngine

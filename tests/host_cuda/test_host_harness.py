@@ -293,7 +293,7 @@ CHILD = """
 import os, sys, tempfile, traceback
 from pathlib import Path
 import torch
-from test_harness import WATCHED, run
+from test_host_harness import WATCHED, run
 
 for name, (body, _) in WATCHED.items():
     folder = Path(tempfile.mkdtemp(dir=sys.argv[1]))
