@@ -1,7 +1,9 @@
 """Engines run kernels on tensors that ``ops`` allocated; one per kind of device."""
 
+import importlib
 import importlib.util
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +12,35 @@ logger = logging.getLogger("pyg_ioaware")
 
 
 class KernelError(RuntimeError):
-    """A kernel that cannot be compiled or loaded."""
+    r"""A kernel that cannot be compiled or loaded.
+
+    Args:
+        message (str): Which one.
+        dtype (torch.dtype): The dtype of the features that it is for.
+    """
+
+    def __init__(self, message: str, dtype: torch.dtype) -> None:
+        super().__init__(message)
+        self.dtype = dtype
+
+
+class Kernels(dict[str, Callable[..., None]]):
+    r"""The functions that run an engine's kernels, by name; their modules are imported at need.
+
+    Args:
+        package (str): The engine's package.
+        files (dict): The module of each kernel.
+    """
+
+    def __init__(self, package: str, files: dict[str, str]) -> None:
+        super().__init__()
+        self._package, self._files = package, files
+
+    def __missing__(self, kernel: str) -> Callable[..., None]:
+        module = importlib.import_module(f"{self._package}.{self._files[kernel]}")
+        found: Callable[..., None] = getattr(module, kernel)
+        self[kernel] = found
+        return found
 
 
 class Engine(Protocol):

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyg_ioaware.forks import hold_over_fork
 from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.graph.identity import Identity, identity, unwrap
-from pyg_ioaware.graph.streams import Made, is_capturing, made_now, tensors_of
+from pyg_ioaware.graph.streams import Made, is_capturing, made_now
 
 logger = logging.getLogger("pyg_ioaware")
 
@@ -247,7 +247,7 @@ class Cache:
         """Prepares a value for the current stream, and for a graph that is being captured there."""
         if entry.made is None:
             return
-        entry.made.wait(tensors_of(entry.value))
+        entry.made.wait(entry.value)
         if torch.cuda.is_current_stream_capturing():
             self._pinned[id(entry.value)] = entry.value
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyg_ioaware import engines
 from pyg_ioaware.graph.ordered import OrderedWeights
-from pyg_ioaware.graph.streams import Made, made_now
+from pyg_ioaware.graph.streams import Made, made_now, tensors_of
 from pyg_ioaware.graph.tiles import split_rows
 
 _INT32_MAX = 2**31 - 1
@@ -153,7 +153,7 @@ class Adjacency:
                 kept = self._parts[name] = (build(), made_now(self.by_target.rowptr.device))
         value, made = kept
         if made is not None:
-            made.wait(_tensors(value))
+            made.wait(value)
         return value
 
     def _transpose_in_place(self) -> CSR:
@@ -185,7 +185,7 @@ class Adjacency:
     def tensors(self) -> list[Tensor]:
         """All that it holds now, the rows by source included once they exist."""
         values = [self.by_target, *(value for value, _ in list(self._parts.values()))]
-        found = [t for value in values for t in _tensors(value)]
+        found = [t for value in values for t in tensors_of(value)]
         found += [t for weights in self._weights.values() for t in weights.tensors]
         return list({id(t): t for t in found}.values())
 
@@ -196,10 +196,6 @@ class Adjacency:
 
     def __repr__(self) -> str:
         return f"Adjacency({self.num_src} -> {self.num_dst}, num_edges={self.num_edges})"
-
-
-def _tensors(value: CSR | Tensor) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [t for t in value if isinstance(t, Tensor)]
 
 
 def _index_dtype(largest: int) -> torch.dtype:

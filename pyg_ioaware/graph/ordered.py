@@ -51,7 +51,7 @@ class OrderedWeights:
                 ordered = weight.index_select(0, perm)
             kept = self._kept = kept._replace(ordered=ordered, made=made_now(weight.device))
         if kept.made is not None and kept.ordered is not None:
-            kept.made.wait([kept.ordered])
+            kept.made.wait(kept.ordered)
         return kept.ordered
 
     @property

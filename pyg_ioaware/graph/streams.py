@@ -1,6 +1,5 @@
 """What was made on one CUDA stream and is used on another."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,15 +17,19 @@ class Made:
         if not torch.cuda.is_current_stream_capturing():
             self._event.record(stream)
 
-    def wait(self, tensors: Iterable[Tensor]) -> None:
-        """Makes the current stream wait, and keeps the memory until what runs there is done."""
+    def wait(self, value: Any) -> None:
+        r"""Makes the current stream wait, and keeps the memory until what runs there is done.
+
+        Args:
+            value (Any): What was made; see :meth:`tensors_of`.
+        """
         raw = torch._C._cuda_getCurrentRawStream(self._device.index)
         # The start of a capture waits for all that was queued before.
         if raw in self._known or torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
-        for tensor in tensors:
+        for tensor in tensors_of(value):
             tensor.record_stream(stream)
         self._known.add(raw)
 
@@ -45,5 +48,7 @@ def tensors_of(value: Any) -> list[Tensor]:
     """Returns the tensors that a kept value consists of."""
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, tuple):
+        return [t for t in value if isinstance(t, Tensor)]
     found: list[Tensor] = getattr(value, "tensors", [])
     return found

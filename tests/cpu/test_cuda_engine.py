@@ -129,6 +129,23 @@ def test_stock_runs_after_a_kernel_that_does_not_compile(broken: Broken, make: A
     assert len(broken.loaded) > count
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_dtype_that_is_given_up_is_that_of_the_features(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    engine = CUDAEngine(Broken())
+    monkeypatch.setitem(engines._engines, torch.device("cpu"), engine)
+    csr = GRAPHS["unsorted"].adjacency.by_target
+    x = torch.zeros(12, 4, dtype=dtype)
+    arg, tied = torch.zeros(12, 4, dtype=torch.int32), torch.zeros(12, dtype=torch.uint8)
+    sums = torch.zeros(50, 1)  # the first tensor, of the dtype of sums
+    weight = torch.zeros(50, 1, dtype=dtype)
+    args = (csr, None, None, sums, torch.zeros(0, 4), x, arg, tied, x, weight, 0)
+    with pytest.raises(engines.KernelError):
+        engine.run("reduce_gather", *args)
+    assert set(engine.broken) == {dtype}
+
+
 def test_sources_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     sources.folder.cache_clear()
     monkeypatch.setattr(sources, "PLACES", (tmp_path / "one", tmp_path / "two"))

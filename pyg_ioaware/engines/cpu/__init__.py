@@ -1,11 +1,10 @@
 """CPU engine: Numba kernels on torch's own threads. Numba is imported at the first call."""
 
-import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from pyg_ioaware.engines import Kernels
 from pyg_ioaware.engines.cpu import memory
 
 _FILES = {
@@ -33,15 +32,11 @@ class CPUEngine:
 
     def __init__(self) -> None:
         self.broken: dict[torch.dtype, str] = {}
-        self._kernels: dict[str, Callable[..., None]] = {}
+        self._kernels = Kernels(__name__, _FILES)
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
         """Run ``kernel`` on ``csr``; the signatures are in the file of each kernel."""
-        found = self._kernels.get(kernel)
-        if found is None:
-            module = importlib.import_module(f"{__name__}.{_FILES[kernel]}")
-            found = self._kernels[kernel] = getattr(module, kernel)
-        found(csr, *args)
+        self._kernels[kernel](csr, *args)
 
     def empty(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

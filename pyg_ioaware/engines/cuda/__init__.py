@@ -1,14 +1,12 @@
 """CUDA engine: kernels compiled by NVRTC at their first use, on torch's current stream."""
 
-import importlib
 import importlib.util
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from pyg_ioaware.engines import KernelError, logger
+from pyg_ioaware.engines import KernelError, Kernels, logger
 from pyg_ioaware.engines.cuda import sources
 from pyg_ioaware.engines.cuda.launch import CUDARuntime, Runtime
 
@@ -38,22 +36,19 @@ class CUDAEngine:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.broken: dict[torch.dtype, str] = {}
-        self._kernels: dict[str, Callable[..., None]] = {}
+        self._kernels = Kernels(__name__, _FILES)
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
         """Run ``kernel`` on ``csr``; the signatures are in the file of each kernel."""
-        found = self._kernels.get(kernel)
-        if found is None:
-            module = importlib.import_module(f"{__name__}.{_FILES[kernel]}")
-            found = self._kernels[kernel] = getattr(module, kernel)
         try:
-            found(self.runtime, csr, *args)
+            self._kernels[kernel](self.runtime, csr, *args)
         except KernelError as error:
-            self._note(error, next(t for t in args if torch.is_tensor(t)).dtype)
+            self._note(error)
             raise
 
-    def _note(self, error: KernelError, dtype: torch.dtype) -> None:
+    def _note(self, error: KernelError) -> None:
         """Gives up on a dtype, and says once where the compiler's messages are."""
+        dtype = error.dtype
         if dtype in self.broken:
             return
         with tempfile.NamedTemporaryFile(

@@ -2,13 +2,11 @@
 
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import Kernel, Macros, Runtime, types_of
+from pyg_ioaware.engines.cuda.launch import ROWS, Kernel, Macros, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout, merge_blocks
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 
-GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
-ROWS = [("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")]
 SHAPE = [("heads", "i32"), ("channels", "i32")]
 DROPOUT = [("threshold", "i64"), ("keep", "f64")]
 
@@ -37,11 +35,6 @@ _TARGET_MERGE = Kernel(
         *(("num_tiles", "i64"), *SHAPE, ("factor", "f64")),
     ],
 )
-
-
-def specialise(types: Macros, plan: HeadLayout, **flags: int) -> Macros:
-    """Returns the specialisation of a kernel."""
-    return *types, *plan.macros, *((name, int(flag)) for name, flag in flags.items())
 
 
 def merge(

@@ -4,8 +4,16 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda import attention
-from pyg_ioaware.engines.cuda.attention import DROPOUT, GRAPH, ROWS, SHAPE, specialise
-from pyg_ioaware.engines.cuda.launch import Kernel, Macros, Runtime, types_of
+from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE
+from pyg_ioaware.engines.cuda.launch import (
+    GRAPH,
+    ROWS,
+    Kernel,
+    Macros,
+    Runtime,
+    specialise,
+    types_of,
+)
 from pyg_ioaware.engines.cuda.plan import THREADS, head_layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR

@@ -17,6 +17,10 @@ _CODES = {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}
 _SCALARS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _BITS = {torch.int32: 32, torch.int64: 64}
 
+# Parameters of most kernels: the rows of a structure, and how many of them.
+GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
+ROWS = [("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")]
+
 # Launches a loaded kernel: grid (x, y), threads of a block, stream, address of the arguments.
 Launch = Callable[[int, int, int, int, int], None]
 Macros = tuple[tuple[str, int], ...]
@@ -40,9 +44,8 @@ class Kernel:
         name (str): Its name.
         params (sequence): Name and type of each parameter: :obj:`"T*"` (storage), :obj:`"A*"`
             (the type of sums), :obj:`"I*"` (indices), :obj:`"i32*"`, :obj:`"i64*"`, :obj:`"u8*"`,
-            :obj:`"f64*"`,
-            or :obj:`"i32"`, :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. A pointer may be
-            :obj:`None`.
+            :obj:`"f64*"`, or :obj:`"i32"`, :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. A
+            pointer may be :obj:`None`.
     """
 
     def __init__(self, source: str, name: str, params: Sequence[tuple[str, str]]) -> None:
@@ -78,8 +81,7 @@ class Kernel:
         key = (runtime, macros, threads, device)
         launch = self._loaded.get(key)
         if launch is None:
-            options = tuple(f"-D{name}={value}" for name, value in (*macros, ("THREADS", threads)))
-            launch = self._loaded[key] = self._load(runtime, options, device)
+            launch = self._loaded[key] = self._load(runtime, macros, threads, device)
         try:
             buffer, pointers = self._local.memory
         except AttributeError:
@@ -87,13 +89,15 @@ class Kernel:
         self._struct.pack_into(buffer, 0, *values)
         launch(*grid, threads, runtime.stream(device), pointers)
 
-    def _load(self, runtime: Runtime, options: tuple[str, ...], device: int) -> Launch:
+    def _load(self, runtime: Runtime, macros: Macros, threads: int, device: int) -> Launch:
+        options = tuple(f"-D{name}={value}" for name, value in (*macros, ("THREADS", threads)))
         try:
             return runtime.load(self.source, self.name, options, device)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
-            raise KernelError(f"'{self.name}' with {' '.join(options)}") from error
+            dtype = _scalar(macros)
+            raise KernelError(f"'{self.name}' with {' '.join(options)}", dtype) from error
 
     def _pack(self, macros: Macros, args: Sequence[Any]) -> tuple[list[Any], int]:
         """Returns the values to pass, and the device of the tensors among them."""
@@ -141,14 +145,30 @@ class Kernel:
         return memory
 
 
+def specialise(types: Macros, plan: Any, **flags: int) -> Macros:
+    r"""Returns the specialisation of a kernel.
+
+    Args:
+        types (tuple): What :meth:`types_of` gives.
+        plan (Layout or HeadLayout): How rows are read.
+        **flags: Macros of the kernel's own.
+    """
+    return *types, *plan.macros, *((name, int(flag)) for name, flag in flags.items())
+
+
 def types_of(x: Tensor, index: Tensor) -> Macros:
     """Returns the part of a specialisation that the operands' dtypes choose."""
     return ("SCALAR", _SCALARS[x.dtype]), ("INDEX", _BITS[index.dtype])
 
 
+def _scalar(macros: Macros) -> torch.dtype:
+    """Returns the dtype of storage of a specialisation."""
+    return {code: dtype for dtype, code in _SCALARS.items()}[macros[0][1]]
+
+
 def _dtypes(macros: Macros, params: Sequence[tuple[str, str]]) -> list[torch.dtype | None]:
     """Returns the dtype behind each pointer, None for values, from the first two macros."""
-    scalar = {code: dtype for dtype, code in _SCALARS.items()}[macros[0][1]]
+    scalar = _scalar(macros)
     index = {bits: dtype for dtype, bits in _BITS.items()}[macros[1][1]]
     pointers = {
         "T*": scalar,

@@ -43,10 +43,15 @@ def layout(width: int, unit: int, *tables: Tensor) -> Layout:
         unit (int): Numbers that an access must not cross: the channels of a head, or a row.
         *tables (torch.Tensor): The tables whose rows are accessed, of one dtype.
     """
+    return _layout(width, unit, *_size_and_address(tables))
+
+
+def _size_and_address(tables: tuple[Tensor, ...]) -> tuple[int, int]:
+    """Returns the bytes of a number, and of an access at the most those off which a table lies."""
     address = 0
     for table in tables:
         address |= table.data_ptr()
-    return _layout(width, unit, tables[0].element_size(), address % _WIDEST)
+    return tables[0].element_size(), address % _WIDEST
 
 
 @functools.cache
@@ -104,10 +109,7 @@ def head_layout(heads: int, channels: int, *tables: Tensor, least: int = 1) -> H
         *tables (torch.Tensor): The tables whose rows are accessed, of one dtype.
         least (int, optional): The least number of lanes that share a head. (default: :obj:`1`)
     """
-    address = 0
-    for table in tables:
-        address |= table.data_ptr()
-    return _head_layout(heads, channels, tables[0].element_size(), address % _WIDEST, least)
+    return _head_layout(heads, channels, *_size_and_address(tables), least)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import Kernel, Runtime, types_of
+from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks
 from pyg_ioaware.graph.csr import CSR
 
@@ -10,10 +10,10 @@ _REDUCE = Kernel(
     "reduce",
     "reduce",
     [
-        *(("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")),
+        *GRAPH,
         *(("x", "T*"), ("weight", "T*"), ("out", "T*"), ("arg", "i32*"), ("tied", "u8*")),
         *(("partial", "A*"), ("partial_arg", "i32*")),
-        *(("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")),
+        *ROWS,
         *(("width", "i32"), ("heads", "i32")),
     ],
 )
@@ -54,8 +54,8 @@ def reduce(
         return
     heads = 1 if weight is None else weight.shape[1]
     plan = layout(width, width // heads, x, out)
-    flags = ("WEIGHTED", weight is not None), ("WITH_ARG", arg is not None), ("MINIMUM", not is_max)
-    macros = (*types_of(x, rowptr), *plan.macros, *((name, int(flag)) for name, flag in flags))
+    flags = {"WEIGHTED": weight is not None, "WITH_ARG": arg is not None, "MINIMUM": not is_max}
+    macros = specialise(types_of(x, rowptr), plan, **flags)
     count = tiles.size(0)
     tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, out, arg, tied)
     sizes = (rows, count, split, width, heads)

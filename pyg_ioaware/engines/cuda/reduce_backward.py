@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import Kernel, Macros, Runtime, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, layout
+from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
+from pyg_ioaware.engines.cuda.plan import THREADS, Layout, layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 
@@ -12,21 +12,20 @@ FEW_HITS = 32  # edges per row beyond which few features of an edge have a hit
 _LITTLE = 64 * 2**20  # bytes
 _FIRST = 1  # the rule for ties under which a share is the gradient itself
 
-_ROWS = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
 _SIZES = [
-    *(("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")),
+    *ROWS,
     *(("width", "i32"), ("heads", "i32"), ("first", "i32"), ("words", "i32")),
 ]
 _SHARES = Kernel(
     "reduce_backward",
     "reduce_shares",
     [
-        *(*_ROWS, ("x", "T*"), ("weight", "T*"), ("grad", "T*"), ("arg", "i32*"), ("tied", "u8*")),
+        *(*GRAPH, ("x", "T*"), ("weight", "T*"), ("grad", "T*"), ("arg", "i32*"), ("tied", "u8*")),
         *(("share", "T*"), ("hits", "i32*"), ("counts", "i32*"), *_SIZES),
     ],
 )
 _GATHERED = [
-    *(*_ROWS, ("to_rowptr", "I*"), ("to_idx", "I*"), ("to_perm", "I*")),
+    *(*GRAPH, ("to_rowptr", "I*"), ("to_idx", "I*"), ("to_perm", "I*")),
     *(("x", "T*"), ("weight", "T*"), ("arg", "i32*"), ("share", "T*"), ("hits", "i32*")),
     *(("dx", "T*"), ("partial", "A*"), *_SIZES),
 ]
@@ -36,7 +35,7 @@ _WEIGHT = Kernel(
     "reduce_backward",
     "reduce_weight",
     [
-        *(*_ROWS, ("x", "T*"), ("weight", "T*"), ("arg", "i32*"), ("share", "T*")),
+        *(*GRAPH, ("x", "T*"), ("weight", "T*"), ("arg", "i32*"), ("share", "T*")),
         *(("hits", "i32*"), ("dw", "A*"), *_SIZES),
     ],
 )
@@ -67,7 +66,7 @@ def reduce_gather(
         return
     heads = 1 if weight is None else weight.shape[1]
     types = types_of(x, rowptr)
-    flags: Macros = (("WEIGHTED", int(weight is not None)), ("TIES", ties))
+    flags = {"WEIGHTED": weight is not None, "TIES": ties}
     share = grad if ties == _FIRST else torch.empty_like(grad)
     # No more bytes of hits than float32 rows of all nodes have, unless it is little.
     words = max(1, min(-(-width // 32), max(4 * rows * width, _LITTLE) // (4 * edges)))
@@ -85,13 +84,13 @@ def reduce_gather(
         if count:
             passes += [(2, count)] if ties == _FIRST else [(1, count), (2, count)]
         for number, warped in passes:
-            macros = (*types, ("VEC", 1), ("LANES", 32), ("NV", 1), *flags)
-            macros += (("SHARES", 1), ("PASS", number), ("WORDS", min(words, 4)))
+            of_pass = {"SHARES": 1, "PASS": number, "WORDS": min(words, 4)}
+            macros = specialise(types, Layout(1, 32, 1, 1), **flags, **of_pass)
             grid = -(-warped // warps), -(-wide // (32 * min(words, 4)))
             _SHARES(runtime, macros, grid, THREADS, *tables, rows, count, split, *sizes)
         if dx is not None and by_source is not None:
             plan = layout(wide, width // heads, x, dx, share)
-            macros = (*types, *plan.macros, *flags)
+            macros = specialise(types, plan, **flags)
             parts = by_source.tiles.size(0)
             read = (rowptr, idx, perm, x, weight, arg, share, hits, dx, partial)
             bounds = (dx.size(0), parts, by_source.split)
@@ -101,7 +100,7 @@ def reduce_gather(
             gather(runtime, macros, grid, THREADS, *by_source[:4], *read, *bounds, *sizes)
         if dw is not None:
             plan = layout(width // heads, 1, x)
-            macros = (*types, *plan.macros, *flags)
+            macros = specialise(types, plan, **flags)
             grid = plan.blocks(rows + count), heads
             tables = (rowptr, idx, perm, tiles, x, weight, arg, share, hits, dw)
             _WEIGHT(runtime, macros, grid, THREADS, *tables, rows, count, split, *sizes)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import Kernel, Runtime, types_of
+from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, layout
 from pyg_ioaware.graph.csr import CSR
 
@@ -10,9 +10,9 @@ _SDDMM = Kernel(
     "sddmm",
     "sddmm",
     [
-        *(("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")),
+        *GRAPH,
         *(("a", "T*"), ("b", "T*"), ("out", "T*")),
-        *(("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")),
+        *ROWS,
         *(("channels", "i32"), ("heads", "i32"), ("mean", "i32")),
     ],
 )
@@ -27,7 +27,7 @@ def sddmm(runtime: Runtime, csr: CSR, out: Tensor, a: Tensor, b: Tensor, mean: b
         return
     channels = a.size(1) // heads
     plan = layout(channels, channels, a, b)
-    macros = (*types_of(a, rowptr), *plan.macros)
+    macros = specialise(types_of(a, rowptr), plan)
     grid = plan.blocks(rows + count), heads
     sizes = (rows, count, split, channels, heads, int(mean))
     _SDDMM(runtime, macros, grid, THREADS, rowptr, idx, perm, tiles, a, b, out, *sizes)

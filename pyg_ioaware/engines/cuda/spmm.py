@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import Kernel, Runtime, types_of
+from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks
 from pyg_ioaware.graph.csr import CSR
 
@@ -10,9 +10,9 @@ _SPMM = Kernel(
     "spmm",
     "spmm",
     [
-        *(("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")),
+        *GRAPH,
         *(("x", "T*"), ("weight", "T*"), ("scale", "T*"), ("out", "T*"), ("partial", "A*")),
-        *(("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")),
+        *ROWS,
         *(("width", "i32"), ("heads", "i32"), ("mean", "i32")),
     ],
 )
@@ -46,8 +46,8 @@ def spmm(
         out.zero_()
         return
     plan = layout(width, width // heads, x, out)
-    flags = ("WEIGHTED", weight is not None), ("SCALED", scale is not None)
-    macros = (*types_of(x, rowptr), *plan.macros, *((name, int(flag)) for name, flag in flags))
+    flags = {"WEIGHTED": weight is not None, "SCALED": scale is not None}
+    macros = specialise(types_of(x, rowptr), plan, **flags)
     count = tiles.size(0)
     grid = plan.blocks(rows + count), plan.slices
     tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, scale, out, partial)
@@ -62,7 +62,7 @@ def merge_sums(runtime: Runtime, csr: CSR, partial: Tensor, out: Tensor) -> None
     width, count = out.size(1), csr.tiles.size(0)
     if not width:
         return
-    macros = (*types_of(out, csr.rowptr), *layout(width, width, out).macros)
-    macros += (("WEIGHTED", 0), ("SCALED", 0))
+    types, plan = types_of(out, csr.rowptr), layout(width, width, out)
+    macros = specialise(types, plan, WEIGHTED=0, SCALED=0)
     merged = (csr.rowptr, csr.tiles, partial, out, count, width, 0)
     MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
