@@ -1,4 +1,4 @@
-"""What all tests share: PyG is stock again after each of them, and memory is never clean."""
+"""What all tests share: a seed, stock PyG again after each of them, memory that is never clean."""
 
 import os
 import sys
@@ -38,6 +38,12 @@ def first_instances() -> None:
     """
     SAGEConv(1, 1)
     IOAwareSAGEConv(1, 1)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Seeds parameters and random values, so that a test does not depend on those before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -26,11 +26,6 @@ E = G.edge_index
 ALL = pytest.mark.parametrize("name", LAYERS)
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 def layer(name: str, **options: Any) -> Any:
     return LAYERS[name](F, C, 2, **options)
 

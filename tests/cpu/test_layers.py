@@ -44,11 +44,6 @@ def fused(layers: dict[str, LayerCalls]) -> str:
     return PART if any(c.stock for c in calls) else WHOLE
 
 
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
-
-
 # All of PyG's layers #######################################################################
 
 

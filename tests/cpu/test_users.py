@@ -13,12 +13,6 @@ import pyg_ioaware
 from pyg_ioaware.nn import IOAwareMaxAggregation
 from pyg_ioaware.testing import compare
 
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 # Maxima: ties and empty groups.
 
 
