@@ -51,6 +51,7 @@ class Engine(Protocol):
     attends: bool  # whether layers of attention may use its kernels
     broken: dict[torch.dtype, str]  # why nothing of a dtype runs: a kernel could not be compiled
     gathers: bool  # whether it takes gradients of sources from the rows by source only
+    keeps_scores: bool  # whether scores with edge features are kept for the backward pass
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
         """Run ``kernel`` on the structure ``csr``, writing to the output arguments."""

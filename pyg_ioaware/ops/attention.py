@@ -41,6 +41,7 @@ class Attention:
         dropout (float): The probability with which a weight is dropped.
         seed (torch.Tensor, optional): The seed of the dropout; :obj:`None` without dropout.
         with_weights (bool): Whether weights are handed out.
+        keeps (bool): Whether scores are kept for the backward pass, if there will be one.
     """
 
     adj: Adjacency
@@ -50,6 +51,7 @@ class Attention:
     dropout: float
     seed: Tensor | None
     with_weights: bool
+    keeps: bool = False
 
     @property
     def num_positions(self) -> int:

@@ -15,6 +15,7 @@ from pyg_ioaware.ops.library import (
     allocate,
     compute_dtype,
     is_batched,
+    keeps_scores,
     launch,
     primitive,
     rows,
@@ -44,19 +45,20 @@ def _fake(
     dropout: float,
     seed: Tensor | None,
     with_scores: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    positions = idx.size(0) + max(num_loops, 0) if with_scores else 0
-    sums = sum_dtype(x_r.dtype)
+    with_signs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    positions, sums = idx.size(0) + max(num_loops, 0), sum_dtype(x_r.dtype)
     return (
         torch.empty_like(x_r, memory_format=torch.contiguous_format),
         x_r.new_empty(x_r.size(0), 2 * heads, dtype=sums),
-        x_r.new_empty(positions, heads, dtype=sums),
+        x_r.new_empty(positions if with_scores else 0, heads, dtype=sums),
+        x_r.new_empty(positions if with_signs else 0, sign_bytes(x_r, heads), dtype=torch.uint8),
     )
 
 
 @primitive(
     f"gatv2(Tensor x_l, Tensor x_r, Tensor att, {CSR_ARGS}, {_EDGE_ARGS}, {_OPTIONS},"
-    " bool with_scores) -> (Tensor, Tensor, Tensor)",
+    " bool with_scores, bool with_signs) -> (Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
 def _gatv2(
@@ -77,20 +79,22 @@ def _gatv2(
     dropout: float,
     seed: Tensor | None,
     with_scores: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    with_signs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     num_rows, width = x_r.shape
-    positions = idx.size(0) + max(num_loops, 0) if with_scores else 0
+    positions = idx.size(0) + max(num_loops, 0)
     out, sums = allocate(x_r, num_rows, width), sum_dtype(x_r.dtype)
     stats = allocate(x_r, num_rows, 2 * heads, dtype=sums)
-    scores = allocate(x_r, positions, heads, dtype=sums)
+    scores = allocate(x_r, positions if with_scores else 0, heads, dtype=sums)
+    signs = allocate(x_r, positions if with_signs else 0, sign_bytes(x_r, heads), dtype=torch.uint8)
     parts = [allocate(x_r, tiles.size(0), w, dtype=sums) for w in (width, 2 * heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (x_l.contiguous(), x_r.contiguous(), att.contiguous())
     edges = _edge_operands(attr, loop_attr, lin)
-    kept = scores if with_scores else None
+    kept = (scores if with_scores else None, signs if with_signs else None)
     options = (heads, num_loops, slope, dropout, seed)
-    launch("gatv2", csr, out, stats, kept, *parts, *operands, *edges, *options)
-    return out, stats, scores
+    launch("gatv2", csr, out, stats, *kept, *parts, *operands, *edges, *options)
+    return out, stats, scores, signs
 
 
 def _edge_operands(
@@ -124,6 +128,8 @@ def _fake_target(
     dropout: float,
     seed: Tensor | None,
     needs_attr: bool,
+    scores: Tensor | None,
+    signs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     positions, loops = idx.size(0) + max(num_loops, 0), max(num_loops, 0)
     dim = 0 if lin is None else lin.size(1)
@@ -135,7 +141,7 @@ def _fake_target(
         x_r.new_empty(idx.size(0), kept),
         x_r.new_empty(loops, kept),
         x_r.new_empty(positions, 2, heads, dtype=sum_dtype(x_r.dtype)),
-        x_r.new_empty(positions, sign_bytes(x_r, heads), dtype=torch.uint8),
+        x_r.new_empty(positions if signs is None else 0, sign_bytes(x_r, heads), dtype=torch.uint8),
     )
 
 
@@ -146,8 +152,8 @@ def sign_bytes(x: Tensor, heads: int) -> int:
 
 @primitive(
     "gatv2_target(Tensor grad, Tensor? grad_weights, Tensor x_l, Tensor x_r, Tensor att,"
-    f" Tensor stats, {CSR_ARGS}, {_EDGE_ARGS}, {_OPTIONS}, bool needs_attr)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f" Tensor stats, {CSR_ARGS}, {_EDGE_ARGS}, {_OPTIONS}, bool needs_attr,"
+    " Tensor? scores, Tensor? signs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake_target,
 )
 def _gatv2_target(
@@ -171,6 +177,8 @@ def _gatv2_target(
     dropout: float,
     seed: Tensor | None,
     needs_attr: bool,
+    scores: Tensor | None,
+    signs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     num_rows, width = x_r.shape
     loops = max(num_loops, 0)
@@ -180,20 +188,21 @@ def _gatv2_target(
     delta = allocate(x_r, num_rows, heads, dtype=sums)
     parts = [allocate(x_r, tiles.size(0), w, dtype=sums) for w in (width, heads)]
     terms = allocate(x_r, positions, 2, heads, dtype=sums)
-    signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
+    formed = allocate(
+        x_r, positions if signs is None else 0, sign_bytes(x_r, heads), dtype=torch.uint8
+    )
     kept = dim if needs_attr else 0
     grad_attr, grad_loop = allocate(x_r, idx.size(0), kept), allocate(x_r, loops, kept)
     count = slots(x_r, idx.size(0) + num_rows, dim)
     att_parts = torch.zeros(count, width, dtype=torch.float64, device=x_r.device)
-    lin_parts = torch.zeros(count, dim, width, dtype=sums, device=x_r.device)
-    lin_sums = torch.zeros_like(lin_parts, dtype=torch.float64)
+    lin_parts = torch.zeros(count, dim, width, dtype=torch.float64, device=x_r.device)
     if needs_attr:  # edges that are skipped have none
         grad_attr.zero_()
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (x_l.contiguous(), x_r.contiguous(), att.contiguous(), stats)
     edges = _edge_operands(attr, loop_attr, lin)
     scaled = None if lin is None else (lin * att.view(-1, 1)).contiguous()
-    written = (grad_x_r, delta, terms, signs, att_parts, lin_parts, lin_sums)
+    written = (grad_x_r, delta, terms, formed if signs is None else signs, att_parts, lin_parts)
     written_edges = (grad_attr, grad_loop) if needs_attr else (None, None)
     grad_weights = None if grad_weights is None else grad_weights.contiguous()
     launch(
@@ -202,6 +211,7 @@ def _gatv2_target(
         *written,
         *written_edges,
         *parts,
+        scores,
         grad.contiguous(),
         grad_weights,
         *operands,
@@ -210,12 +220,12 @@ def _gatv2_target(
         *(heads, num_loops, slope, dropout, seed),
     )
     # The kernel leaves the attention vector out, so that it may be zero.
-    raw = lin_sums.sum(0).t().to(att.dtype)
+    raw = lin_parts.sum(0).t().to(att.dtype)
     grad_att = att_parts.sum(0).to(att.dtype)
     if lin is not None:
         grad_att = grad_att + (lin * raw).sum(1)
     grad_lin = (raw * att.view(-1, 1)).contiguous()
-    return grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, signs
+    return grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, formed
 
 
 def slots(x: Tensor, work: int, dim: int = 0) -> int:
@@ -302,18 +312,19 @@ class GATv2(Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.options = options
         ctx.set_materialize_grads(False)
-        found = _gatv2(
+        keeps = options.keeps and any(ctx.needs_input_grad)
+        out, stats, scores, signs = _gatv2(
             *(x_l, x_r, att),
             *options.adj.by_target,
             *(attr, loop_attr, lin),
             *_options(options),
-            options.with_weights,
+            *(options.with_weights or keeps, keeps),
         )
-        out: Tensor = found[0]
-        ctx.save_for_backward(x_l, x_r, att, attr, loop_attr, lin, found[1])
+        kept = (scores, signs) if keeps else (None, None)
+        ctx.save_for_backward(x_l, x_r, att, attr, loop_attr, lin, stats, *kept)
         if not options.with_weights:
             return out, None
-        weights = options.normalise(found[2], found[1])
+        weights = options.normalise(scores, stats)
         mask = options.mask(weights.dtype)
         return out, weights if mask is None else weights * mask
 
@@ -321,7 +332,7 @@ class GATv2(Function):
     def backward(
         ctx: Any, grad: Tensor | None, grad_weights: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        *inputs, stats = ctx.saved_tensors
+        *inputs, stats, scores, signs = ctx.saved_tensors
         options, needs = ctx.options, ctx.needs_input_grad
         if grad is None and grad_weights is None:
             return (None,) * 7
@@ -331,17 +342,17 @@ class GATv2(Function):
             return *found, None
         x_l, x_r, att, attr, loop_attr, lin = inputs
         grad = torch.zeros_like(x_r) if grad is None else grad
-        grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, *kept = _gatv2_target(
+        grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, formed = _gatv2_target(
             *(grad, grad_weights, x_l, x_r, att, stats),
             *options.adj.by_target,
             *(attr, loop_attr, lin),
             *_options(options),
-            needs[3] or needs[4],
+            *(needs[3] or needs[4], scores, signs),
         )
         grad_x_l = None
         if needs[0] or needs[2]:
             grad_x_l, more = _gatv2_source(
-                *(grad, x_l, att, *kept),
+                *(grad, x_l, att, terms, formed if signs is None else signs),
                 *options.adj.by_source_in_place,
                 *(options.heads, options.num_loops, options.factor),
             )
@@ -412,7 +423,10 @@ def gatv2(
     work = compute_dtype(dtype, x_l.device)
     seed = attention.seed_for(dropout, x_l.device)
     heads = x_r.size(1)
-    options = Attention(adj, heads, num_loops, negative_slope, dropout, seed, return_weights)
+    options = Attention(
+        *(adj, heads, num_loops, negative_slope, dropout, seed, return_weights),
+        keeps=edges is not None and keeps_scores(x_l.device),
+    )
     out, weights = GATv2.apply(  # type: ignore[no-untyped-call]
         rows(x_l, work),
         rows(x_r, work),

@@ -101,6 +101,12 @@ def gathers(device: torch.device) -> bool:
     return engine is not None and engine.gathers
 
 
+def keeps_scores(device: torch.device) -> bool:
+    """Tells whether the engine forms scores with edge features only once."""
+    engine = engines.of(device)
+    return engine is not None and engine.keeps_scores and torch.is_grad_enabled()
+
+
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype in which kernels sum numbers of this dtype."""
     return torch.promote_types(dtype, torch.float32)

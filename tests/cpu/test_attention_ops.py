@@ -478,9 +478,9 @@ def primitive_arguments(name: str, g: Graph, case: Case) -> tuple[Any, ...]:
         attr, lin, loop_attr = [*edges, None, None, None][:3]
         options = (case.heads, loops_of(op, g, case), 0.2, case.dropout, seed)
         given = (*rows, *adj.by_target, attr, loop_attr, lin, *options)
-        stats = call(*given, False)[1]
-        structure = given[3:]
-        target = (grad, None, *rows, stats, *structure, case.edge_dim > 0)
+        _, stats, *formed = call(*given, True, True)
+        structure, formed = given[3:], formed if edges else [None, None]
+        target = (grad, None, *rows, stats, *structure, case.edge_dim > 0, *formed)
         kept = (rows[0], rows[2])
         more = options[:3]
     else:
@@ -495,11 +495,11 @@ def primitive_arguments(name: str, g: Graph, case: Case) -> tuple[Any, ...]:
         kept = (rows[0], rows[1])
         more = options[:2]
     if name == op:
-        return (*given, True)
+        return (*given, True, True) if op == "gatv2" else (*given, True)
     if name.endswith("_target"):
         return target
     terms = getattr(torch.ops.pyg_ioaware, f"{op}_target")(*target)
-    terms = terms[-2:] if op == "gatv2" else terms[-1:]
+    terms = terms[-1:] if op == "transformer" else (terms[-2], formed[1] if edges else terms[-1])
     return (grad, *kept, *terms, *adj.by_source_in_place, *more)
 
 

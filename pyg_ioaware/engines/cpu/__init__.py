@@ -29,6 +29,7 @@ class CPUEngine:
     split = 512  # edges beyond which a row is split into tiles
     attends = True
     gathers = False
+    keeps_scores = True
 
     def __init__(self) -> None:
         self.broken: dict[torch.dtype, str] = {}

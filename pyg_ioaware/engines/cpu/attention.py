@@ -98,11 +98,11 @@ def look_ahead(ahead, n, k, last, width, idx):
 
 
 @device
-def locate(starts, places, n, row, edges, permuted, perm, loop_offset, dim, attr):
+def locate(starts, places, n, edges, permuted, perm, loop_offset, dim, attr):
     """Writes where the features of each edge of a batch start; asks for those in ``attr``."""
     for q in range((n + 3) // 4 * 4):
         if places[q] >= edges:
-            starts[q] = loop_offset + row * dim
+            starts[q] = loop_offset + (places[q] - edges) * dim
         else:
             starts[q] = (perm[places[q]] if permuted else places[q]) * dim
         if attr is not None:

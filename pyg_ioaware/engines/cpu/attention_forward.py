@@ -4,7 +4,8 @@ Scores    gatv2: att . leaky_relu(key[j] + query[i] + lin attr[k])      (key and
           transformer: scale * (query[i] . key[j] + edge_query[i] . attr[k])
 Shapes    query, out [N, H*C]  key, value [S, H*C]  att [H*C]  attr [E, D]  lin [D, H*C]
           edge_query, edge_out [N, H*D]: edge_out[i] = sum_k softmax_k * attr[k]
-          stats [N, 2*H]: largest score, then one over the sum of exponentials  scores [E + L, H]
+          stats [N, 2*H]: largest score, then one over the sum of exponentials
+          scores [E + L, H], signs [E + L, H * ceil(C / 8)] bytes, for the backward pass if asked
           partial of out, edge_out and stats for each tile
 Mapping   see ``attention``; running maximum and sum per head, one rescale per batch
 Traffic   gathers E rows of key, and of value (gatv2: of x_l once); out, stats and attr once
@@ -130,6 +131,7 @@ def _row(
     stats,
     keeps,
     kept,
+    signs,
     whole,
     work,
     graph,
@@ -143,7 +145,7 @@ def _row(
     shape,
 ):
     """Attends from one row, or tile, to its edges; the results of a tile are left undivided."""
-    scores, drops, factors, sources, places, starts, rows_at, ahead = work
+    scores, drops, factors, sources, places, starts, rows_at, signs_at, ahead = work
     idx, permuted, perm, edges, last_edge, skip, offset = graph
     masked, group, _, _, channels, width, heads, dim, factor, drop, seed, limit, keep = shape
     k, stop, first = begin, end + (loop != NO_LOOP), True
@@ -154,13 +156,15 @@ def _row(
         scale(rows_at, sources, n, width)
         look_ahead(ahead, n, k, last_edge, width, idx)
         if attr is not None:
-            locate(starts, places, n, row, edges, permuted, perm, offset, dim, attr)
+            locate(starts, places, n, edges, permuted, perm, offset, dim, attr)
+        if signs is not None:
+            scale(signs_at, places, n, heads * ((channels + 7) // 8))
         single = first and k >= stop and whole
         for h in range(0, heads, value_of(group)):
             if att is not None:
-                batch = (rows_at, places, starts, ahead)
+                batch = (rows_at, signs_at, starts, ahead)
                 form = (group, masked, factor, channels, width, dim)
-                mlp_scores(scores, None, h, n, row, batch, att, key, query, attr, lin, form)
+                mlp_scores(scores, signs, h, n, row, batch, att, key, query, attr, lin, form)
             if value is not None:
                 batch, form = (rows_at, starts, ahead), (group, masked, channels, width, dim, heads)
                 more = (query, key, value, edge_query, attr, form)
@@ -187,7 +191,7 @@ def _row(
 @device
 def _sum_up(to, to_edge, at, h, n, first, work, key, value, attr, edge_query, shape):
     """Adds the values of a batch, and features of edges, for one group of heads."""
-    weights, _, factors, _, _, starts, rows_at, _ = work
+    weights, _, factors, _, _, starts, rows_at, _, _ = work
     _, group, together, edge_together, channels, width, heads, dim, _, _, _, _, _ = shape
     base = h * channels
     form = (base, channels, channels, group, together)
@@ -275,19 +279,20 @@ def _merge(
 @Entry
 def _entry(args):
     values = unpack(args)
-    rowptr, idx, perm, tiles, out, edge_out, stats, kept = values[:8]
+    rowptr, idx, perm, tiles, out, edge_out, stats, kept, signs = values[:9]
     partial, partial_edge, partial_stats, query, key, value, att, attr, lin, edge_query = values[
-        8:18
+        9:19
     ]
-    reals, rows, count, split, heads, channels, dim = values[18:25]
-    num_loops, offset, seed, limit, drop, permuted, keeps = values[25:32]
-    masked, group, together, edge_together = values[32:]
+    reals, rows, count, split, heads, channels, dim = values[19:26]
+    num_loops, offset, seed, limit, drop, permuted, keeps = values[26:33]
+    masked, group, together, edge_together = values[33:]
     factor, keep = reals[0], reals[1]
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
         *(scratch(out, 512), scratch(out, 512), scratch(out, 8), scratch(tiles, 64)),
         *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
+        scratch(tiles, 64),
     )
     graph = (idx, permuted, perm, edges, edges - 1, num_loops >= 0, offset)
     forms = (masked, group, together, edge_together)
@@ -337,6 +342,7 @@ def _entry(args):
                     to_stats,
                     keeps,
                     kept,
+                    signs,
                     whole,
                     work,
                     graph,
@@ -381,6 +387,7 @@ def gatv2(
     out,
     stats,
     scores,
+    signs,
     partial,
     partial_stats,
     x_l,
@@ -396,7 +403,7 @@ def gatv2(
     seed,
 ):
     """Attends to each row's sources by an MLP of both ends."""
-    tensors = (out, None, stats, scores, partial, None, partial_stats)
+    tensors = (out, None, stats, scores, signs, partial, None, partial_stats)
     tensors += (x_r, x_l, None, att, attr, lin, None)
     dim = 0 if lin is None else lin.shape[0]
     offset = loop_offset(attr, loop_attr)
@@ -426,7 +433,7 @@ def transformer(
     """Attends to each row's sources by dot products."""
     if attr is None:
         edge_out = partial_edge = None
-    tensors = (out, edge_out, stats, scores, partial, partial_edge, partial_stats)
+    tensors = (out, edge_out, stats, scores, None, partial, partial_edge, partial_stats)
     tensors += (query, key, value, None, attr, None, edge_query)
     dim = 0 if attr is None else attr.shape[1]
     channels = out.shape[1] // heads

@@ -27,7 +27,6 @@ from pyg_ioaware.engines.cpu.vec import (
     fma,
     lanes,
     load,
-    mask_of,
     mul,
     select,
     splat,
@@ -98,69 +97,6 @@ def add_slopes(out, at, h, first, size, together, *edges):
             m = tail(zeros(out, BLOCK), size - f)
             stop = f + lanes(zero) // value_of(together)
             _span(zero, m, out, to, f, stop, *rest)
-
-
-@device
-def _own_slope(zero, e, f, h, g, channels, slopes, factor, signs, signs_at, group):
-    """Returns the slopes of edge e of a batch at the channels [f, ...) of a head of a group."""
-    stride = (channels + 7) // 8
-    at, place = signs_at[e] + (h + g) * stride, e * value_of(group) + g
-    return _slope(zero, slopes, place, factor, signs, at, f, stride, None)
-
-
-@device
-def add_outer(
-    parts, at, h, g, attr, starts, masked, channels, width, dim, slopes, factor, signs, of, n, group
-):
-    """Adds to parts[at + d * width + c] the sum over a batch of attr[d] times the slope at c."""
-    edges = (h, g, channels, slopes, factor, signs, of, group)
-    zero = zeros(parts, 32)
-    for f in range(0, channels, lanes(zero)):
-        m = mask_of(zero, channels - f, masked)
-        for e in range(0, n, 4):
-            g0 = _own_slope(zero, e, f, *edges)
-            g1 = _own_slope(zero, e + 1, f, *edges)
-            g2 = _own_slope(zero, e + 2, f, *edges)
-            g3 = _own_slope(zero, e + 3, f, *edges)
-            a0, a1, a2, a3 = starts[e], starts[e + 1], starts[e + 2], starts[e + 3]
-            for d in range(dim):
-                to = at + d * width + f
-                w = load(parts, to, zero, m)
-                w = fma(splat(w, attr[a0 + d]), g0, w)
-                w = fma(splat(w, attr[a1 + d]), g1, w)
-                w = fma(splat(w, attr[a2 + d]), g2, w)
-                w = fma(splat(w, attr[a3 + d]), g3, w)
-                store(parts, to, w, m)
-
-
-@device
-def map_back(out, starts, h, g, scaled, parts, channels, dim, slopes, factor, signs, of, n, group):
-    """Adds one head's part, scaled times slope, to the gradient of each edge's features."""
-    edges = (h, g, channels, slopes, factor, signs, of, group)
-    zero = zeros(out, 32)
-    size = lanes(zero)
-    for e in range(0, n, 4):
-        i0, i1, i2, i3 = starts[e], starts[e + 1], starts[e + 2], starts[e + 3]
-        for d in range(0, dim, size):
-            m = tail(zero, dim - d)
-            s0, s1, s2, s3 = zero, zero, zero, zero
-            if h + g > 0:
-                s0, s1 = load(out, i0 + d, zero, m), load(out, i1 + d, zero, m)
-                s2, s3 = load(out, i2 + d, zero, m), load(out, i3 + d, zero, m)
-            for f in range(0, channels, size):
-                for q in range(4):
-                    store(parts, q * size, _own_slope(zero, e + q, f, *edges), None)
-                for c in range(min(size, channels - f)):
-                    w = load(scaled, ((h + g) * channels + f + c) * dim + d, zero, m)
-                    s0 = fma(splat(w, parts[c]), w, s0)
-                    s1 = fma(splat(w, parts[size + c]), w, s1)
-                    s2 = fma(splat(w, parts[2 * size + c]), w, s2)
-                    s3 = fma(splat(w, parts[3 * size + c]), w, s3)
-            # The last edge may be repeated, with a gradient of zero: it is written last.
-            store(out, i3 + d, s3, m)
-            store(out, i2 + d, s2, m)
-            store(out, i1 + d, s1, m)
-            store(out, i0 + d, s0, m)
 
 
 @device

@@ -4,8 +4,7 @@ With a the softmax of a row's scores and t_k = <grad[i], value[idx[k]]> (+ grad_
 gradient of score k is s_k = a_k * (t_k - delta[i]), delta[i] = sum_l a_l t_l, and
 
     gatv2        grad_query[i] = att * g_i,  g_i = sum_k s_k * slope_k    (slope_k: 1, or the slope)
-                 lin_parts += attr[k] x (s_k * slope_k)         att_parts += query[i] * g_i
-                 grad_attr[k] = scaled (s_k * slope_k)          with scaled = lin * att
+                 att_parts += query[i] * g_i                    (edges: see attention_edges)
     transformer  grad_query[i] = scale * sum_k s_k * key[idx[k]]
                  grad_edge_query[i] = scale * sum_k s_k * attr[k]
                  grad_attr[k] = sum_h scale * s_k * edge_query[i, h] + a_k * grad_edge[i, h]
@@ -16,8 +15,8 @@ Where a row is but one batch, both are one, and a_k and t_k stay in scratch memo
 
 Shapes    as attention_forward; delta [N, H]  terms [E + L, 2, H]
           signs [E + L, H * ceil(C / 8)] bytes: which hidden values are positive
-          att_parts, lin_sums float64 [P, H*C], [P, D, H*C]: a slot per chunk of rows or group of
-          tiles; lin_parts holds what is not yet added to lin_sums
+          scores [E + L, H]: if given, they and the signs are those of the forward pass
+          att_parts float64 [P, H*C]: a slot per chunk of rows or group of tiles
 Mapping   phase 0: whole rows, and the first pass over tiles; 1: their delta; 2: their second
           pass; 3: merge
 Traffic   gathers E rows of key, and of value (gatv2: of x_l once), key twice where a row exceeds
@@ -54,13 +53,8 @@ from pyg_ioaware.engines.cpu.attention import (
     shape_fields,
     write_rows,
 )
-from pyg_ioaware.engines.cpu.attention_slopes import (
-    add_outer,
-    add_products,
-    add_slopes,
-    map_back,
-    settle,
-)
+from pyg_ioaware.engines.cpu.attention_edges import gatv2_edges
+from pyg_ioaware.engines.cpu.attention_slopes import add_products, add_slopes, settle
 from pyg_ioaware.engines.cpu.blocks import fold_sum, numbers_of, repeat, value_of
 from pyg_ioaware.engines.cpu.exp import exp
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
@@ -79,14 +73,11 @@ from pyg_ioaware.engines.cpu.vec import (
 )
 from pyg_ioaware.philox import keep_scale, threshold
 
-FLUSH = 64  # edges whose float32 sums are kept apart before they are added in float64
-
 # The tensors of a kernel after those of the structure; None those that it does not have.
 ARGUMENTS = (
-    *("grad_query", "grad_edge_query", "delta", "terms", "signs", "att_parts", "lin_parts"),
-    *("grad_attr", "partial", "partial_edge", "partial_delta", "grad", "grad_edge"),
-    *("grad_weights", "query", "key", "value", "att", "stats", "attr", "lin", "scaled"),
-    "edge_query",
+    *("grad_query", "grad_edge_query", "delta", "terms", "signs", "att_parts", "grad_attr"),
+    *("partial", "partial_edge", "partial_delta", "scores", "grad", "grad_edge", "grad_weights"),
+    *("query", "key", "value", "att", "stats", "attr", "lin", "edge_query"),
 )
 
 
@@ -99,7 +90,6 @@ def _pass(
     end,
     loop,
     at,
-    slot,
     work,
     graph,
     shape,
@@ -111,14 +101,13 @@ def _pass(
     delta,
     terms,
     signs,
-    lin_parts,
     grad_attr,
     attr,
     *tables,
 ):
     """The first pass over a row, or tile, the second one, or both if it is but one batch."""
-    weights, slopes, drops, _, sources, places, starts, rows_at, signs_at, back_at, ahead = work
-    idx, permuted, perm, edges, last_edge, skip, offset, back_offset = graph
+    weights, slopes, drops, sources, places, starts, rows_at, signs_at, back_at, ahead = work
+    idx, permuted, perm, edges, last_edge, skip, offset = graph
     _, group, _, _, channels, width, heads, dim, _, drop, seed, limit, keep = shape
     if first_part:
         clear(to_delta, at * heads, heads)
@@ -133,9 +122,9 @@ def _pass(
         if signs is not None:
             scale(signs_at, places, n, heads * ((channels + 7) // 8))
         if dim:
-            locate(starts, places, n, row, edges, permuted, perm, offset, dim, attr)
+            locate(starts, places, n, edges, permuted, perm, offset, dim, attr)
         if back:
-            locate(back_at, places, n, row, edges, permuted, perm, back_offset, dim, None)
+            locate(back_at, places, n, edges, permuted, perm, 0, dim, None)
         for h in range(0, heads, value_of(group)):
             if first_part:
                 if drop and h % 4 == 0:
@@ -150,8 +139,8 @@ def _pass(
             write_rows(terms, places, 2 * heads, h, weights, n, group)
             write_rows(terms, places, 2 * heads, heads + h, slopes, n, group)
             if second_part:
-                sums = (to, to_edge, signs, lin_parts, grad_attr)
-                _sum_up(row, h, n, at, slot, first, back, work, shape, *sums, attr, *tables)
+                sums = (to, to_edge, signs, grad_attr)
+                _sum_up(row, h, n, at, first, back, work, shape, *sums, attr, *tables)
         first = False
     if first and second_part:
         clear(to, at * width, width)
@@ -176,22 +165,25 @@ def _score(
     edge_query,
     grad,
     grad_edge,
+    scores,
     grad_weights,
     stats,
-    scaled,
 ):
     """Writes score and <grad, value> of each edge of a batch for one group of heads."""
-    scores, dots, _, _, _, _, starts, rows_at, signs_at, _, ahead = work
+    weights, dots, _, _, places, starts, rows_at, signs_at, _, ahead = work
     masked, group, _, _, channels, width, heads, dim, factor, _, _, _, _ = shape
     batch, form = (rows_at, starts, ahead), (group, masked, channels, width, dim, heads)
     if att is not None:
-        signed, more = (rows_at, signs_at, starts, ahead), (group, masked, factor)
-        to = (scores, signs, h, n, row, signed)
-        mlp_scores(*to, att, key, query, attr, lin, (*more, channels, width, dim))
+        if scores is None:
+            signed, more = (rows_at, signs_at, starts, ahead), (group, masked, factor)
+            to = (weights, signs, h, n, row, signed)
+            mlp_scores(*to, att, key, query, attr, lin, (*more, channels, width, dim))
+        else:
+            read_rows(weights, n, scores, places, heads, h, group)
         dot_products(dots, h, n, row, batch, grad, key, None, None, None, form)
     if value is not None:
-        dot_products(scores, h, n, row, batch, query, key, None, edge_query, attr, form)
-        multiply(scores, n * value_of(group), factor)
+        dot_products(weights, h, n, row, batch, query, key, None, edge_query, attr, form)
+        multiply(weights, n * value_of(group), factor)
         dot_products(dots, h, n, row, batch, grad, value, None, grad_edge, attr, form)
 
 
@@ -214,12 +206,12 @@ def _weigh(
     edge_query,
     grad,
     grad_edge,
+    scores,
     grad_weights,
     stats,
-    scaled,
 ):
     """Turns scores into weights, and <grad, value> into t; adds the sum of their products."""
-    weights, dots, drops, _, _, places, _, _, _, _, _ = work
+    weights, dots, drops, _, places, _, _, _, _, _ = work
     group, heads, drop = shape[1], shape[6], shape[9]
     zero, none = zeros_of(weights, LANES), numbers_of(weights, group)
     before = value is not None  # whether weights are handed out before dropout
@@ -256,7 +248,6 @@ def _sum_up(
     h,
     n,
     at,
-    slot,
     first,
     back,
     work,
@@ -264,7 +255,6 @@ def _sum_up(
     to,
     to_edge,
     signs,
-    lin_parts,
     grad_attr,
     attr,
     query,
@@ -275,24 +265,17 @@ def _sum_up(
     edge_query,
     grad,
     grad_edge,
+    scores,
     grad_weights,
     stats,
-    scaled,
 ):
     """Adds the sums of a batch for the gradients of query and edge query, for a group of heads."""
-    weights, slopes, _, scratch, _, _, starts, rows_at, signs_at, back_at, _ = work
-    masked, group, together, edge_together, channels, width, heads, dim, factor, _, _, _, _ = shape
+    weights, slopes, _, _, _, starts, rows_at, signs_at, back_at, _ = work
+    _, group, together, edge_together, channels, width, heads, dim, factor, _, _, _, _ = shape
     base = h * channels
     if att is not None:
         edges = (slopes, factor, signs, signs_at, n, group)
         add_slopes(to, at * width, h, first, channels, together, *edges)
-        if lin_parts is not None:
-            form = (masked, channels, width, dim)
-            for g in range(value_of(group)):
-                start = slot * dim * width + base + g * channels
-                add_outer(lin_parts, start, h, g, attr, starts, *form, *edges)
-                if back:
-                    map_back(grad_attr, back_at, h, g, scaled, scratch, channels, dim, *edges)
     if value is not None:
         multiply(slopes, n * value_of(group), factor)
         form = (base, channels, channels, group, together)
@@ -329,41 +312,30 @@ def _finish(row, slot, grad_query, query, att, att_parts, width):
             grad_query[row * width + f] = att[f] * g
 
 
-@device
-def _flush(slot, parts, sums, size):
-    """Moves a slot's recent sums to where they are kept in float64."""
-    if parts is not None:
-        for f in range(slot * size, (slot + 1) * size):
-            sums[f] += parts[f]
-            parts[f] = 0
-
-
 @Entry
 def _entry(args):
     values = unpack(args)
     rowptr, idx, perm, tiles, grad_query, grad_edge_query, delta, terms, signs = values[:9]
-    att_parts, lin_parts, grad_attr, partial, partial_edge, partial_delta = values[9:15]
+    att_parts, grad_attr, partial, partial_edge, partial_delta, scores = values[9:15]
     grad, grad_edge, grad_weights, query, key, value, att, stats, attr, lin = values[15:25]
-    scaled, edge_query, reals, rows, count, split, heads, channels, dim = values[25:34]
-    num_loops, offset, back_offset, seed, limit, drop, chunks = values[34:41]
-    permuted, weighs, back, lin_sums = values[41:45]
-    masked, group, together, edge_together = values[45:]
+    edge_query, reals, rows, count, split, heads, channels, dim = values[25:33]
+    num_loops, offset, seed, limit, drop, chunks, permuted, weighs, back = values[33:42]
+    masked, group, together, edge_together = values[42:]
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
         *(scratch(grad_query, 512), scratch(grad_query, 512), scratch(grad_query, 512)),
-        *(scratch(grad_query, 64), scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
         *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
+        *(scratch(tiles, 64), scratch(tiles, 64), scratch(tiles, 64)),
     )
-    graph = (idx, permuted, perm, edges, edges - 1, num_loops >= 0, offset, back_offset)
+    graph = (idx, permuted, perm, edges, edges - 1, num_loops >= 0, offset)
     forms = (masked, group, together, edge_together)
     shape = (*forms, channels, width, heads, dim, reals[0], drop, seed, limit, reals[1])
-    sums = (delta, terms, signs, lin_parts, grad_attr)
+    sums = (delta, terms, signs, grad_attr)
     rows_of_nodes = (query, key, value, att, lin, edge_query, grad, grad_edge)
-    tables = (attr, *rows_of_nodes, grad_weights, stats, scaled)
+    tables = (attr, *rows_of_nodes, scores, grad_weights, stats)
     item = take(args)
     while item >= 0:
-        recent = 0
         first, stop = item * count // items, (item + 1) * count // items  # tiles
         if phase == 0:
             first, stop = rows_of(item, items, rowptr, rows, tiles, count)
@@ -390,27 +362,18 @@ def _entry(args):
                 here = phase == 2 * part or (whole and phase == 0)
                 if here and not (once and part == 1):
                     last = part == 1 or once
-                    span = (part == 0, last, row, begin, end, loop, at, slot, work, graph, shape)
+                    span = (part == 0, last, row, begin, end, loop, at, work, graph, shape)
                     to = (weighs, back, *to_both, to_delta)
                     _pass(*span, *to, *sums, *tables)
-            if phase == 2 or whole:
-                recent += end - begin
-                if recent >= FLUSH:
-                    _flush(slot, lin_parts, lin_sums, dim * width)
-                    recent = 0
             if phase == 3 and leads:
                 _merge(tile, count, tiles, grad_query, partial, width)
                 _merge(tile, count, tiles, grad_edge_query, partial_edge, heads * dim)
             if whole or (phase == 3 and leads):
                 _finish(row, slot, grad_query, query, att, att_parts, width)
-        if phase == 2:
-            _flush(chunks + item, lin_parts, lin_sums, dim * width)
-        elif phase == 0 and item >= count:
-            _flush(item - count, lin_parts, lin_sums, dim * width)
         item = take(args)
 
 
-def _run(csr, tensors, factor, heads, dim, num_loops, offsets, dropout, seed, slots):
+def _run(csr, tensors, factor, heads, dim, num_loops, offset, dropout, seed, slots):
     rowptr, idx, perm, tiles, split = csr
     reals = numbers(factor, keep_scale(dropout))
     out, rows = tensors["grad_query"], rowptr.shape[0] - 1
@@ -420,18 +383,17 @@ def _run(csr, tensors, factor, heads, dim, num_loops, offsets, dropout, seed, sl
     chunks = min(slots // 2, work // (1 << 17) + 1)
     perm, permuted = present(perm, idx)
     tensors["grad_weights"], weighs = present(tensors["grad_weights"], tensors["terms"])
-    tensors["grad_attr"], back = present(tensors["grad_attr"], tensors["terms"])
+    tensors["grad_attr"], back = present(tensors.get("grad_attr"), tensors["terms"])
     given = (rowptr, idx, perm, tiles, *(tensors.get(name) for name in ARGUMENTS))
-    lin_sums = dtype(tensors.get("lin_sums"))
     fields = (
         *(dtype(t) for t in given),
-        *(torch.float64, *(INTEGER,) * 16, lin_sums, *shape_fields(heads, channels, out.dtype)),
+        *(torch.float64, *(INTEGER,) * 15, *shape_fields(heads, channels, out.dtype)),
     )
     values = (
         *(address(t) for t in given),
         *(ctypes.addressof(reals), rows, tiles.shape[0], split, heads, channels, dim),
-        *(num_loops, *offsets, int(seed) if drop else 0, threshold(dropout), drop, chunks),
-        *(permuted, weighs, back, address(tensors.get("lin_sums")), 0, 0, 0, 0),
+        *(num_loops, offset, int(seed) if drop else 0, threshold(dropout), drop, chunks),
+        *(permuted, weighs, back, 0, 0, 0, 0),
     )
     if rows and heads:
         count = tiles.shape[0]
@@ -446,11 +408,11 @@ def gatv2_target(
     signs,
     att_parts,
     lin_parts,
-    lin_sums,
     grad_attr,
     grad_loop,
     partial,
     partial_delta,
+    scores,
     grad,
     grad_weights,
     x_l,
@@ -472,14 +434,18 @@ def gatv2_target(
         **{"grad_query": grad_x_r, "query": x_r, "key": x_l, "att": att, "stats": stats},
         **{"delta": delta, "terms": terms, "signs": signs, "att_parts": att_parts},
         **{"partial": partial, "partial_delta": partial_delta},
-        **{"grad": grad, "grad_weights": grad_weights, "grad_attr": grad_attr},
+        **{"grad": grad, "grad_weights": grad_weights, "scores": scores},
     }
+    dim, offset = 0, loop_offset(attr, loop_attr)
+    if attr is not None and scores is None:
+        tensors |= {"attr": attr, "lin": lin}
+        dim = lin.shape[0]
+    options = (num_loops, offset, dropout, seed, att_parts.shape[0])
+    _run(csr, tensors, slope, heads, dim, *options)
     if attr is not None:
-        tensors |= {"attr": attr, "lin": lin, "scaled": scaled}
-        tensors |= {"lin_parts": lin_parts, "lin_sums": lin_sums}
-    dim = 0 if lin is None else lin.shape[0]
-    offsets = loop_offset(attr, loop_attr), loop_offset(grad_attr, grad_loop)
-    _run(csr, tensors, slope, heads, dim, num_loops, offsets, dropout, seed, att_parts.shape[0])
+        offsets = offset, loop_offset(grad_attr, grad_loop)
+        edges = (terms, signs, lin_parts, grad_attr, attr, scaled)
+        gatv2_edges(csr, *edges, heads, num_loops, slope, offsets)
 
 
 def transformer_target(
@@ -516,4 +482,4 @@ def transformer_target(
         tensors |= {"attr": attr, "edge_query": edge_query, "grad_edge": grad_edge}
         tensors |= {"grad_edge_query": grad_edge_query, "partial_edge": partial_edge}
     dim = 0 if attr is None else attr.shape[1]
-    _run(csr, tensors, scale, heads, dim, -1, (0, 0), dropout, seed, 128)
+    _run(csr, tensors, scale, heads, dim, -1, 0, dropout, seed, 128)

@@ -32,6 +32,7 @@ class CUDAEngine:
     split = 128  # edges beyond which a row is split into tiles
     attends = False  # layers: the kernels' errors are above twice those of stock at times
     gathers = True
+    keeps_scores = False
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime

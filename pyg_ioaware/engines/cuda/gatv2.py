@@ -91,6 +91,7 @@ def gatv2(
     out: Tensor,
     stats: Tensor,
     scores: Tensor | None,
+    signs: Tensor | None,
     partial: Tensor,
     partial_stats: Tensor,
     x_l: Tensor,
@@ -105,7 +106,7 @@ def gatv2(
     dropout: float,
     seed: Tensor | None,
 ) -> None:
-    """Attends to each row's sources by an MLP of both ends."""
+    """Attends to each row's sources by an MLP of both ends; signs are not written."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = out.shape
     if not rows or not width:
@@ -134,11 +135,11 @@ def gatv2_target(
     signs: Tensor,
     att_parts: Tensor,
     lin_parts: Tensor,
-    lin_sums: Tensor,
     grad_attr: Tensor | None,
     grad_loop: Tensor | None,
     partial: Tensor,
     partial_delta: Tensor,
+    scores: Tensor | None,
     grad: Tensor,
     grad_weights: Tensor | None,
     x_l: Tensor,
@@ -155,7 +156,10 @@ def gatv2_target(
     dropout: float,
     seed: Tensor | None,
 ) -> None:
-    """Writes the gradients on the side of the targets, and what those of the sources need."""
+    """Writes the gradients on the side of the targets, and what those of the sources need.
+
+    Scores are formed again, so none are given.
+    """
     rowptr, idx, perm, tiles, split = csr
     rows, width = x_r.shape
     if not rows or not width:
@@ -193,11 +197,11 @@ def gatv2_target(
     counts = (idx.numel(), positions, *shape, dim, slope)
     vec, slices = min(plan.vec, 4), -(-width // (32 * min(plan.vec, 4)))
     blocks = max(1, min(_MOST_LIN_SLOTS, positions // max(dim, 64)))
-    slots = lin_sums.new_empty(blocks, dim, width)
+    slots = lin_parts.new_empty(blocks, dim, width)
     macros = (*types, *_flat(vec, 1, 1))
     grid = blocks, slices * -(-dim // _LIN_DEPTH)
     _LIN(runtime, macros, grid, THREADS, perm, attr, loop_attr, *edges, slots, *counts)
-    torch.sum(slots, 0, out=lin_sums[0])
+    torch.sum(slots, 0, out=lin_parts[0])
     if grad_attr is not None:
         vectors = -(-width // (32 * plan.vec))
         words = vectors * plan.vec * terms.element_size() // 4
