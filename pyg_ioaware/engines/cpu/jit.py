@@ -30,7 +30,11 @@ from numba.core.caching import (
     UserWideCacheLocator,
 )
 from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import register_pass
 from numba.core.extending import intrinsic, models, register_model
+from numba.core.typed_passes import NativeLowering
 
 HEAD = 8
 OPTIONS = {"error_model": "numpy", "boundscheck": False, "nogil": True}
@@ -41,9 +45,51 @@ NUMBA = {
     torch.int64: types.int64,
     torch.uint8: types.uint8,
 }
-# Wrappers that Python would need are left out: they double the time of compilation.
+
+
+class _Library(JITCodeLibrary):
+    """Code that is only linked into that of entries, and optimised there."""
+
+    def _optimize_final_module(self):
+        pass
+
+    def _finalize_final_module(self):
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _Lowering(NativeLowering):
+    """Lowers a function, but makes no machine code of it: that would take a third of the time."""
+
+    _name = "pyg_ioaware_lowering"
+
+    def run_pass(self, state):
+        state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        state.flags.no_compile = True
+        super().run_pass(state)
+        key = [].append  # a built-in method like no other, as which the dispatcher knows it
+        state["cr"] = state["cr"]._replace(cfunc=key)
+        state.targetctx.insert_user_function(key, state["cr"].fndesc, [state.library])
+        return True
+
+
+class _DeviceCompiler(CompilerBase):
+    def define_pipelines(self):
+        """Return Numba's own pipeline, with another way of lowering."""
+        pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        pipeline.passes = [
+            (_Lowering if kind is NativeLowering else kind, text) for kind, text in pipeline.passes
+        ]
+        pipeline.finalize()
+        return [pipeline]
+
+
 # What entries call is compiled, and cached, as part of them.
-device = njit(**OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+device = njit(
+    **OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=_DeviceCompiler
+)
 
 
 class Args(types.Type):
