@@ -23,6 +23,7 @@ def prepare(
     flow: str = "source_to_target",
     compile: bool = True,
     attention: tuple[int, int] | None = None,
+    edge_attr: bool = False,
     width: int = 64,
 ) -> None:
     r"""Builds the structure of a graph, for both directions, and compiles the kernels.
@@ -41,8 +42,10 @@ def prepare(
         compile (bool, optional): If set, compiles the kernels for float32.
             (default: :obj:`True`)
         attention (tuple, optional): The heads, and channels of each, of layers of attention: also
-            compiles the kernels of GATv2Conv and TransformerConv without edge features for them,
-            which take some seconds each. (default: :obj:`None`)
+            compiles the kernels of GATv2Conv and TransformerConv for them, which take some
+            seconds each. (default: :obj:`None`)
+        edge_attr (bool, optional): If set, those layers take edge features, of any number.
+            (default: :obj:`False`)
         width (int, optional): The number of features of a node; kernels on a GPU are compiled
             for it. (default: :obj:`64`)
 
@@ -61,7 +64,7 @@ def prepare(
     if compile:
         compile_kernels(device, width=width)
     if attention is not None:
-        compile_attention(device, *attention)
+        compile_attention(device, *attention, edge_attr=edge_attr)
 
 
 def compile_kernels(
@@ -88,21 +91,30 @@ def compile_kernels(
 
 
 def compile_attention(
-    device: torch.device | str, heads: int, channels: int, dtype: torch.dtype = torch.float32
+    device: torch.device | str,
+    heads: int,
+    channels: int,
+    dtype: torch.dtype = torch.float32,
+    edge_attr: bool = False,
 ) -> None:
-    r"""Compiles the kernels of attention without edge features, by running them on a tiny graph.
+    r"""Compiles the kernels of attention, by running them on a tiny graph.
 
     Args:
         device (torch.device or str): The device.
         heads (int): The number of heads.
         channels (int): The channels per head.
         dtype (torch.dtype, optional): The dtype of the features. (default: float32)
+        edge_attr (bool, optional): If set, edges have features. (default: :obj:`False`)
     """
     ends = torch.tensor([0, 1, 1], device=device)
     adj = Adjacency.from_pair(ends, ends, 2, 2)
     assert adj is not None
     x = torch.ones(2, heads, channels, device=device, dtype=dtype, requires_grad=True)
-    out = ops.gatv2(x, x, x[0], adj)[0] + ops.transformer(x, x, x, adj)[0]
+    edges = None
+    if edge_attr:
+        edges = ops.EdgeFeatures(x.new_ones(3, 1), None, x.new_ones(heads * channels, 1))
+    out = ops.gatv2(x, x, x[0], adj, edges=edges)[0]
+    out = out + ops.transformer(x, x, x, adj, edges=edges)[0]
     out.sum().backward()
 
 

@@ -197,15 +197,23 @@ def test_aggregation_changed_after_construction():
     torch.testing.assert_close(conv(X, EDGES), expected)
 
 
+@pytest.mark.parametrize("edge_dim", [None, 3])
 @pytest.mark.parametrize("make", [GATv2Conv, TransformerConv])
-def test_prepared_attention_compiles_nothing_more(make):
-    from pyg_ioaware.engines.cpu import attention_forward, attention_source, attention_target
+def test_prepared_attention_compiles_nothing_more(make, edge_dim):
+    from pyg_ioaware.engines.cpu import (
+        attention_edges,
+        attention_forward,
+        attention_source,
+        attention_target,
+    )
 
-    pyg_ioaware.prepare(EDGES, N, compile=False, attention=(2, 16))
-    entries = [m._entry for m in (attention_forward, attention_target, attention_source)]
-    before = [set(entry._compiled) for entry in entries]
-    conv = make(C, 16, heads=2)
-    with pyg_ioaware.patched():
-        conv(X, EDGES).sum().backward()
-    assert [set(entry._compiled) for entry in entries] == before
-    assert all(before)
+    with_edges = edge_dim is not None
+    pyg_ioaware.prepare(EDGES, N, compile=False, attention=(2, 16), edge_attr=with_edges)
+    modules = [attention_forward, attention_target, attention_source, attention_edges]
+    before = [set(m._entry._compiled) for m in modules]
+    edge_attr = torch.randn(30, edge_dim, requires_grad=True) if with_edges else None
+    conv = make(C, 16, heads=2, edge_dim=edge_dim)
+    with pyg_ioaware.patched(strict=True):
+        conv(X, EDGES, edge_attr).sum().backward()
+    assert [set(m._entry._compiled) for m in modules] == before
+    assert all(before[: 4 if with_edges else 3])
