@@ -57,8 +57,8 @@ def aggregate_nodes(
     Returns:
         torch.Tensor, optional: :obj:`None` if the layer has to propagate its messages itself.
     """
-    forwards = conv.flow == "source_to_target"
-    src, dst = _ends(x, forwards)
+    is_pair = isinstance(x, (tuple, list))
+    src = x[0] if is_pair and len(x) == 2 else x
     if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
         return None
     if type(src) not in support.PLAIN or src.dim() != 2 or conv.node_dim not in (0, -2):
@@ -70,18 +70,14 @@ def aggregate_nodes(
         return None
     if support.saving_reasons(src, weight) or support.forward_ad_reasons(src, weight):
         return None
-    sizes = _sizes(src, dst, size, forwards)
-    adj = None if sizes is None else CACHE.edges(edge_index, forwards, *sizes)
+    forwards = conv.flow == "source_to_target"
+    # What PyG generates gathers from the first of a pair, whatever the flow.
+    given = x if is_pair else (src, None) if forwards else (None, src)
+    num_targets = _num_targets(given, size, forwards)
+    if num_targets is None:
+        return None
+    adj = CACHE.edges(edge_index, forwards, src.size(0), num_targets)
     return None if adj is None else combine(type(conv).__name__, src, weight, adj, reduce)
-
-
-def _ends(x: Any, forwards: bool) -> tuple[Any, Any]:
-    """Returns the features of sources and of targets, the latter None where none are given."""
-    if isinstance(x, Tensor):
-        return x, None
-    if not isinstance(x, tuple | list) or len(x) != 2:
-        return None, None
-    return (x[0], x[1]) if forwards else (x[1], x[0])
 
 
 def _is_weight(weight: Any, src: Tensor, num_edges: int) -> bool:
@@ -97,20 +93,17 @@ def _is_weight(weight: Any, src: Tensor, num_edges: int) -> bool:
     )
 
 
-def _sizes(src: Tensor, dst: Any, size: Any, forwards: bool) -> tuple[int, int] | None:
-    """Returns the numbers of sources and targets; None where PyG has something to say."""
-    num_src = num_dst = src.size(0)
-    if dst is not None and dst is not src:
-        if type(dst) not in support.PLAIN or dst.dim() != 2:
+def _num_targets(given: Any, size: Any, forwards: bool) -> int | None:
+    """Returns the number of targets; None where PyG has something to say about the sizes."""
+    if size is not None and (not isinstance(size, (tuple, list)) or len(size) != 2):
+        return None
+    sizes = [None, None] if size is None else list(size)
+    for dim, x in enumerate(given):
+        if x is None:
+            continue
+        if type(x) not in support.PLAIN or x.dim() != 2 or sizes[dim] not in (None, x.size(0)):
             return None
-        num_dst = dst.size(0)
-    if size is None:
-        return num_src, num_dst
-    if not isinstance(size, tuple | list) or len(size) != 2:
-        return None
-    of_src, of_dst = size if forwards else (size[1], size[0])
-    if of_src not in (None, num_src):
-        return None
-    if of_dst is None or (of_dst == num_dst and dst is not None):
-        return num_src, num_dst
-    return (num_src, of_dst) if dst is None and type(of_dst) is int else None
+        sizes[dim] = x.size(0)
+    to, other = (sizes[1], sizes[0]) if forwards else sizes
+    found = other if to is None else to
+    return found if type(found) is int else None

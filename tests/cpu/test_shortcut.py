@@ -183,6 +183,12 @@ class Doubled(SumAggregation):
         return out * 2
 
 
+def _explained(conv: Any) -> None:
+    conv.explain = True
+    conv._edge_mask, conv._apply_sigmoid = torch.rand(E.size(1)), True
+    conv._loop_mask = E[0] != E[1]
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "message hook": lambda conv: conv.register_message_forward_hook(_twice),
     "message pre-hook": lambda conv: conv.register_message_forward_pre_hook(lambda *args: None),
@@ -195,7 +201,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "update": _set("update", lambda inputs, **_: inputs * 2),
     "aggregate": _set("aggregate", lambda inputs, *_, **__: inputs.sum(0, keepdim=True)),
     "propagate": _set("propagate", lambda edge_index, x, **_: (x[0] if len(x) == 2 else x) * 2),
-    "explain": _set("explain", True),
+    "explain": _explained,
     "decomposed layers": _set("decomposed_layers", 2),
 }
 
@@ -205,13 +211,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 def test_a_layer_that_was_changed(name: str, change: str, taken: list[bool]) -> None:
     conv = LAYERS[name]()
     CHANGES[change](conv)
-    if change == "explain":  # a copy of such a layer forgets it
-        with pyg_ioaware.patched():
-            found = conv(x(), E)
-        torch.testing.assert_close(found, conv(x(), E))
-        assert not any(taken)
-    else:
-        check(taken, False, conv, x(), E)
+    check(taken, False, conv, x(), E)
 
 
 def test_a_change_between_two_calls(taken: list[bool]) -> None:
@@ -263,12 +263,11 @@ def test_a_subclass_with_methods_of_its_own(cls: Any, taken: list[bool]) -> None
 def test_methods_that_are_replaced_for_all(
     taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gin, sage, forward = LAYERS["GIN"](), LAYERS["SAGE"](), MeanAggregation.forward
     monkeypatch.setattr(GINConv, "message", lambda self, x_j: x_j * 2)
-    check(taken, False, LAYERS["GIN"](), x(), E)
-    monkeypatch.setattr(MeanAggregation, "forward", Doubled.forward)
-    with pytest.raises(TypeError), pyg_ioaware.patched():
-        LAYERS["SAGE"]()(x(), E)  # 'super' in it rejects this class
-    assert not any(taken)
+    check(taken, False, gin, x(), E)
+    monkeypatch.setattr(MeanAggregation, "forward", lambda *args, **kw: forward(*args, **kw) * 2)
+    check(taken, False, sage, x(), E)
 
 
 def test_hooks_of_all_modules(taken: list[bool]) -> None:
