@@ -25,6 +25,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from pyg_ioaware import messages
 from pyg_ioaware.forks import hold_over_fork
 from pyg_ioaware.nn.gatv2_conv import fuse_gatv2
+from pyg_ioaware.nn.shortcut import SHORTCUTS
 from pyg_ioaware.nn.transformer_conv import fuse_transformer
 from pyg_ioaware.rebind import rebind, share_overloads
 from pyg_ioaware.switch import FLAG, SWITCH, Flag, enabled, forced
@@ -170,10 +171,12 @@ def _make_segment(original: Function) -> Function:
 
 _utils = torch_geometric.utils
 _ATTENDS = "attends in one pass: scores, softmax and weighted sum"
+_AGGREGATES = "aggregates without making messages"
 
 REGISTRY: tuple[Replacement, ...] = (
     Replacement(GATv2Conv.forward, GATv2Conv, fuse_gatv2.wrap, _ATTENDS),
     Replacement(TransformerConv.forward, TransformerConv, fuse_transformer.wrap, _ATTENDS),
+    *(Replacement(s.stock, layer, s.wrap, _AGGREGATES) for layer, s in SHORTCUTS.items()),
     Replacement(
         MessagePassing._index_select_safe,
         MessagePassing,

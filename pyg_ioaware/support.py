@@ -10,7 +10,12 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric import EdgeIndex
 from torch_geometric.index import Index
-from torch_geometric.nn import SumAggregation
+from torch_geometric.nn import (
+    MaxAggregation,
+    MeanAggregation,
+    MinAggregation,
+    SumAggregation,
+)
 from torch_geometric.nn.dense import Linear
 
 from pyg_ioaware import engines
@@ -36,6 +41,8 @@ _OUTER_HOOKS = (
     "_message_and_aggregate_forward_hooks",
 )
 _LINEAR = (Linear, torch.nn.Linear)
+_AGGREGATIONS = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
+_AGGREGATE = {aggr: aggr.forward for aggr in _AGGREGATIONS}
 
 
 def reasons(conv: Any, src: Tensor, index: Tensor) -> list[str]:
@@ -64,7 +71,7 @@ def layer_reasons(conv: Any) -> list[str]:
         found.append("explanation in progress ('explain')")
     if getattr(conv, "_decomposed_layers", 1) > 1:
         found.append("'decomposed_layers' greater than one")
-    if any(getattr(conv, name, None) for name in _HOOKS):
+    if any(map(conv.__dict__.get, _HOOKS)):
         found.append("message or aggregate hooks")
     return found
 
@@ -81,25 +88,44 @@ def attention_reasons(
         methods (dict): The functions that each method may be.
         generated (list): The methods that PyG generates for each class.
     """
+    found = passing_reasons(conv, methods, generated, (SumAggregation,))
+    if conv.node_dim != 0:
+        found.append(f"messages along dimension {conv.node_dim}")
+    return found
+
+
+def passing_reasons(
+    conv: Any,
+    methods: Mapping[str, Collection[Callable[..., Any]]],
+    generated: Collection[str],
+    aggregations: Collection[type],
+) -> list[str]:
+    r"""Tells what about the way in which a layer passes messages, if anything, is not PyG's own.
+
+    Args:
+        conv (MessagePassing): The layer.
+        methods (dict): The functions that each method may be.
+        generated (list): The methods that PyG generates for each class.
+        aggregations (list): What its aggregation may be.
+    """
     found = mode_reasons() + layer_reasons(conv)
     own, cls = conv.__dict__, type(conv)
-    if any(own.get(name) for name in _OUTER_HOOKS):
+    if any(map(own.get, _OUTER_HOOKS)):
         found.append("hooks on the way of the messages")
-    found += [
-        f"its own '{name}'"
-        for name, known in methods.items()
-        if name in own or getattr(cls, name) not in known
-    ]
-    found += [f"its own '{name}'" for name in generated if not _is_generated(conv, name)]
+    for name, known in methods.items():
+        if name in own or getattr(cls, name) not in known:
+            found.append(f"its own '{name}'")
+    for name in generated:
+        if not _is_generated(conv, name):
+            found.append(f"its own '{name}'")
     aggr = conv.aggr_module
-    if type(aggr) is not SumAggregation or "forward" in aggr.__dict__:
+    stock = _AGGREGATE.get(type(aggr)) if type(aggr) in aggregations else None
+    if stock is None or type(aggr).forward is not stock or "forward" in aggr.__dict__:
         found.append(f"aggregation by '{type(aggr).__name__}'")
     elif has_hooks(aggr):
         found.append("hooks of the aggregation")
     if _has_any_global_hook():
         found.append("hooks of all modules")
-    if conv.node_dim != 0:
-        found.append(f"messages along dimension {conv.node_dim}")
     return found
 
 
@@ -207,7 +233,7 @@ def mode_reasons(*tensors: Any) -> list[str]:
     found = []
     if torch.compiler.is_compiling():
         found.append("torch.compile")
-    if torch._C._is_tracing() or torch.onnx.is_in_onnx_export():
+    if torch._C._is_tracing():  # as TorchScript and its ONNX export do
         found.append("tracing or ONNX export")
     if torch._C._len_torch_dispatch_stack() > 0:
         found.append("an active TorchDispatchMode")
@@ -253,13 +279,13 @@ def tensor_reasons(x: Tensor) -> list[str]:
     return found
 
 
-def index_reasons(index: Tensor, src: Tensor) -> list[str]:
+def index_reasons(index: Tensor, src: Tensor, dim: int = 1) -> list[str]:
     """Tells what about the index of a gather or an aggregation keeps it on stock PyG."""
     if type(index) not in (Tensor, Index):
         return [f"index of type '{type(index).__name__}'"]
     if index.dtype not in (torch.int64, torch.int32):
         return [f"index of dtype '{index.dtype}'"]
-    if index.dim() != 1 or index.device != src.device:
+    if index.dim() != dim or index.device != src.device:
         return ["index that is not one vector on the device of the features"]
     if unwrap(index).is_inference() and math.prod(src.shape[1:]) < _MIN_UNCACHED_WIDTH:
         return ["edges made in inference mode, whose structure cannot be kept"]

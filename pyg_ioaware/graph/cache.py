@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyg_ioaware.forks import hold_over_fork
 from pyg_ioaware.graph.csr import Adjacency
-from pyg_ioaware.graph.identity import Identity, identity, unwrap
+from pyg_ioaware.graph.identity import Identity, identity, rows_of, unwrap
 from pyg_ioaware.graph.streams import Made, is_capturing, made_now
 
 logger = logging.getLogger("pyg_ioaware")
@@ -74,7 +74,7 @@ class Cache:
         anchors: Sequence[Tensor],
         build: Callable[[], Any],
         size: Callable[[Any], int],
-        usable: Callable[[Any], bool] = lambda value: True,
+        usable: Callable[[Any], bool] | None = None,
     ) -> Any:
         r"""Returns the value derived from :obj:`anchors`, building it if need be.
 
@@ -94,26 +94,42 @@ class Cache:
             self._uncacheable += 1
             return None if is_capturing(anchors[0].device) else self._run(build)
         known: list[Identity] = [i for i in ids if i is not None]
-        key = (what, tuple(i.view for i in known))
-        versions = tuple(i.version for i in known)
         with self._lock:
-            self._drain()
-            entry = self._entries.get(key)
+            entry = self._find(what, known, usable)
             if entry is not None:
-                alive = all(r() is i.storage for r, i in zip(entry.refs, known, strict=True))
-                if alive and entry.versions == versions and usable(entry.value):
-                    self._entries.move_to_end(key)
-                    self._hits += 1
-                    self._check(entry, anchors)
-                    self._hand_over(entry)
-                    return entry.value
-                self._drop(key)
+                self._check(entry, anchors)
+                self._hand_over(entry)
+                return entry.value
+            self._drop(_key(what, known))
             self._misses += 1
         if is_capturing(anchors[0].device):
             return None
         value = self._run(build)
-        self._put(key, known, versions, value, size(value), anchors)
+        self._put(what, known, value, size(value), anchors)
         return value
+
+    def edges(
+        self, edge_index: Tensor, forwards: bool, num_src: int, num_dst: int
+    ) -> Adjacency | None:
+        r"""Returns the structure of edges of shape :obj:`[2, E]`; see :meth:`adjacency`.
+
+        Args:
+            edge_index (torch.Tensor): The edges, of no other type.
+            forwards (bool): Whether they run from the first row to the second.
+            num_src (int): The number of source nodes.
+            num_dst (int): The number of target nodes.
+        """
+        known = None if self.verify else rows_of(edge_index)
+        if known is not None:
+            with self._lock:
+                entry = self._find(("pair", num_src, num_dst), known[:: 1 if forwards else -1])
+                if entry is not None:
+                    self._hand_over(entry)
+                    found: Adjacency | None = entry.value
+                    return found
+        first, second = edge_index[0], edge_index[1]
+        src, dst = (first, second) if forwards else (second, first)
+        return self.adjacency(src, dst, num_src, num_dst)
 
     def adjacency(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> Adjacency | None:
         r"""Returns the structure of the edges :obj:`src[e] -> dst[e]`.
@@ -214,6 +230,26 @@ class Cache:
             self.max_entries = self.max_entries if max_entries is None else max_entries
             self._evict()
 
+    def _find(
+        self,
+        what: Hashable,
+        known: Sequence[Identity],
+        usable: Callable[[Any], bool] | None = None,
+    ) -> _Entry | None:
+        """Returns the entry that may be handed out, if there is one; the lock is held."""
+        if self._dead:
+            self._drain()
+        key = _key(what, known)
+        entry = self._entries.get(key)
+        if entry is None or (usable is not None and not usable(entry.value)):
+            return None
+        for ref, version, i in zip(entry.refs, entry.versions, known, strict=True):
+            if ref() is not i.storage or version != i.version:
+                return None
+        self._entries.move_to_end(key)
+        self._hits += 1
+        return entry
+
     @staticmethod
     def _run(build: Callable[[], Any]) -> Any:
         # A value outlives the mode in which it was first asked for.
@@ -222,17 +258,17 @@ class Cache:
 
     def _put(
         self,
-        key: _Key,
-        known: list[Identity],
-        versions: tuple[Hashable, ...],
+        what: Hashable,
+        known: Sequence[Identity],
         value: Any,
         nbytes: int,
         anchors: Sequence[Tensor],
     ) -> None:
         # The collector may run a callback inside our lock, so a callback only takes a note.
-        dead, refs = self._dead, []
+        key, dead, refs = _key(what, known), self._dead, []
         for i in known:
             refs.append(weakref.ref(i.storage, lambda ref: dead.append((key, ref))))
+        versions = tuple(i.version for i in known)
         made = made_now(unwrap(anchors[0]).device)
         entry = _Entry(key, tuple(refs), versions, value, nbytes, made)
         if self.verify:
@@ -284,6 +320,10 @@ class Cache:
                 "'pyg_ioaware.invalidate(edge_index)' after writing through '.data', a NumPy "
                 "alias or a raw pointer"
             )
+
+
+def _key(what: Hashable, known: Sequence[Identity]) -> _Key:
+    return what, tuple([i.view for i in known])
 
 
 def _adjacency_bytes(adj: Adjacency | None) -> int:

@@ -15,12 +15,12 @@ class Identity(NamedTuple):
     Attributes:
         storage (torch.UntypedStorage): The memory, the same object for every view of it and for
             as long as any view lives.
-        view (Hashable): Which part of the memory the tensor shows, and as what.
+        view (tuple): Which part of the memory the tensor shows, and as what.
         version (Hashable): Moves with every in-place change that PyTorch sees.
     """
 
     storage: Any
-    view: Hashable
+    view: tuple[Any, ...]
     version: Hashable
 
 
@@ -36,7 +36,7 @@ def identity(tensor: Tensor) -> Identity | None:
         mode), so that a change of it could not be seen.
     """
     data = unwrap(tensor)
-    if data.is_inference() or tensor.is_inference():
+    if data.is_inference() or (data is not tensor and tensor.is_inference()):
         return None
     storage = data.untyped_storage()
     version: Hashable = data._version
@@ -56,9 +56,27 @@ def identity(tensor: Tensor) -> Identity | None:
     return Identity(storage, view, version)
 
 
+def rows_of(edges: Tensor) -> tuple[Identity, Identity] | None:
+    r"""Returns the identities that the two rows of edges have, without making them.
+
+    Args:
+        edges (torch.Tensor): Edges of shape :obj:`[2, E]`, and of no other type.
+
+    Returns:
+        tuple, optional: See :meth:`identity`.
+    """
+    whole = identity(edges)
+    if whole is None:
+        return None
+    storage, (place, offset, shape, stride, *kind), version = whole
+    first = (place, offset, shape[1:], stride[1:], *kind)
+    second = (place, offset + stride[0], shape[1:], stride[1:], *kind)
+    return Identity(storage, first, version), Identity(storage, second, version)
+
+
 def unwrap(tensor: Tensor) -> Tensor:
     """Returns the plain tensor inside an EdgeIndex or Index, and any other tensor as it is."""
-    if isinstance(tensor, EdgeIndex | Index):
+    if type(tensor) is not Tensor and isinstance(tensor, (EdgeIndex, Index)):
         data: Tensor = tensor._data
         return data
     return tensor

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pyg_ioaware import ops, support
+from pyg_ioaware import support
 from pyg_ioaware.graph.cache import CACHE, in_range
 from pyg_ioaware.graph.identity import same_memory
 from pyg_ioaware.graph.streams import is_capturing
 from pyg_ioaware.messages.commute import SHAPING, on_nodes
+from pyg_ioaware.messages.direct import combine
 from pyg_ioaware.record import RECORD
 
 Stock = Callable[..., Tensor]
@@ -308,11 +309,7 @@ def aggregate(
     adj = CACHE.adjacency(messages.ends, index, src.size(0), dim_size)
     if adj is None:
         return None
-    RECORD.fused(messages.owner)
-    if op in ("sum", "mean"):
-        return ops.spmm(src, adj, weight, mean=op == "mean")
-    rule = support.scatter_ties(src, messages.requires_grad)
-    return ops.reduce(src, adj, weight, reduce=op, ties=ties or rule)
+    return combine(messages.owner, src, weight, adj, op, ties)
 
 
 class _Connect(Function):

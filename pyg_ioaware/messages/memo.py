@@ -23,6 +23,8 @@ from pyg_ioaware.graph.identity import identity, same_memory
 
 Stock = Callable[..., Any]
 
+_GRAPHS = (Tensor, SparseTensor)
+
 _inside: ContextVar[bool] = ContextVar("pyg_ioaware_inside_memo", default=False)
 
 
@@ -44,7 +46,7 @@ class _Held:
         is_tuple = isinstance(outputs, tuple)
         self.outputs = tuple(hold(o) for o in outputs) if is_tuple else hold(outputs)
         self.tensors = _tensors(self.outputs)
-        self.versions = self._versions()
+        self.versions = [_version(t) for t in self.tensors]
 
     def give(self, arguments: list[Any]) -> Any:
         """Returns the outputs for these arguments."""
@@ -56,14 +58,12 @@ class _Held:
             return tuple(give(o) for o in self.outputs)
         return give(self.outputs)
 
-    def _versions(self) -> list[Hashable]:
-        return [i and i.version for i in map(identity, self.tensors)]
-
     @property
     def is_intact(self) -> bool:
-        if any(t.requires_grad for t in self.tensors):
-            return False
-        return self.versions == self._versions()
+        for tensor, version in zip(self.tensors, self.versions, strict=True):
+            if tensor.requires_grad or _version(tensor) != version:
+                return False
+        return True
 
     @property
     def nbytes(self) -> int:
@@ -81,18 +81,16 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
         kwargs (dict): Keyword arguments.
     """
     values = [*args, *kwargs.values()]
-    given = [v for v in values if isinstance(v, Tensor | SparseTensor)]
-    anchors = [t for v in given for t in _tensors(v)]
+    anchors = [t for v in values if isinstance(v, _GRAPHS) for t in _tensors(v)]
     # Inside another memoised function there is nothing to keep: that one's results are kept.
     if (
         _inside.get()
         or not anchors
-        or not all(_is_plain(t) for t in anchors)
+        or not all(map(_is_plain, anchors))
         or support.mode_reasons(*anchors)
     ):
         return stock(*args, **kwargs)
-    options = tuple(_token(v) for v in values)
-    what: Hashable = (name, len(args), tuple(kwargs), options)
+    what: Hashable = (name, len(args), *kwargs, *map(_token, values))
     try:
         hash(what)
     except TypeError:  # an option that has no value of its own, such as a list
@@ -108,7 +106,7 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
         held = _Held(outputs, values)
         # Outputs that show an input's memory would keep that input alive.
         aliased = any(same_memory(a, b) for a in held.tensors for b in anchors)
-        return None if aliased or not all(_is_plain(t) for t in held.tensors) else held
+        return None if aliased or not all(map(_is_plain, held.tensors)) else held
 
     held = CACHE.get(what, anchors, build, _nbytes, _usable)
     return stock(*args, **kwargs) if held is None else held.give(values)
@@ -154,12 +152,21 @@ def _usable(held: _Held | None) -> bool:
     return held is None or held.is_intact
 
 
+def _version(tensor: Tensor) -> Hashable:
+    if type(tensor) is Tensor:
+        return None if tensor.is_inference() else tensor._version
+    found = identity(tensor)
+    return found and found.version
+
+
 def _is_plain(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_inference()
+    return tensor.layout is torch.strided and not tensor.is_inference()
 
 
 def _tensors(value: Any) -> list[Tensor]:
     """Returns the strided tensors that a value consists of."""
+    if type(value) is Tensor and value.layout is torch.strided:
+        return [value]
     if isinstance(value, SparseTensor):
         storage = value.storage
         parts = (storage._row, storage._rowptr, storage._col, storage._value)
@@ -178,12 +185,12 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _token(value: Any) -> Hashable:
+    if not isinstance(value, _GRAPHS):
+        hashable: Hashable = (type(value), value)
+        return hashable
     if isinstance(value, SparseTensor):
         return ("SparseTensor", tuple(value.sizes()))
     if isinstance(value, EdgeIndex):
         # What it says about its data is no part of the data, and may decide the result.
         return ("EdgeIndex", value._sparse_size, value._sort_order, value._is_undirected)
-    if isinstance(value, Tensor):
-        return (str(value.layout), tuple(value.shape), value.requires_grad)
-    hashable: Hashable = (type(value).__name__, value)
-    return hashable
+    return (value.layout, value.shape, value.requires_grad)

@@ -5,7 +5,6 @@ connections and what is returned, stays the code of the installed PyG. Only what
 to pass messages is ours.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,14 +15,11 @@ from pyg_ioaware import support
 from pyg_ioaware.graph.cache import CACHE
 from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.messages import matrix_parts, structure
-from pyg_ioaware.nn.fused import FusedMessages
+from pyg_ioaware.nn.forward import Forward, Function
 from pyg_ioaware.nn.sources import is_known
 from pyg_ioaware.ops import EdgeFeatures
-from pyg_ioaware.rebind import rebind, with_globals
+from pyg_ioaware.rebind import with_globals
 from pyg_ioaware.record import RECORD
-from pyg_ioaware.switch import enabled, is_disabled
-
-Function = Callable[..., Any]
 
 
 class Unfit(Exception):
@@ -73,7 +69,7 @@ class View:
         raise NotImplementedError
 
 
-class Fusion:
+class Fusion(Forward):
     r"""How one of PyG's attention layers runs fused.
 
     Args:
@@ -86,26 +82,15 @@ class Fusion:
     def __init__(
         self, layer: type, view: type[View], generated: tuple[str, ...], **names: Any
     ) -> None:
-        self.stock: Function = layer.forward  # type: ignore[attr-defined]
+        super().__init__(layer, generated)
         self._forward, self._view = with_globals(self.stock, **names), view
-        self._generated = generated
         own = [name for name in ("message", "edge_update") if name in layer.__dict__]
-        self._methods = {name: (getattr(layer, name),) for name in own} | {
-            "aggregate": (MessagePassing.aggregate, FusedMessages.aggregate),
-            "update": (MessagePassing.update,),
-            "message_and_aggregate": (MessagePassing.message_and_aggregate,),
-        }
+        self._methods |= {name: (getattr(layer, name),) for name in own}
+        self._methods["message_and_aggregate"] = (MessagePassing.message_and_aggregate,)
         self._sources = (self.stock, *(getattr(layer, name) for name in own))
 
     def __call__(self, conv: Any, stock: Function, *args: Any, **kwargs: Any) -> Any:
-        r"""Runs a layer's forward fused, or as it is.
-
-        Args:
-            conv (MessagePassing): The layer.
-            stock (callable): The forward to run on it where it is not fused.
-            *args: The layer's arguments.
-            **kwargs: Its keyword arguments.
-        """
+        """Runs a layer's forward fused, or as it is."""
         why = support.attention_reasons(conv, self._methods, self._generated)
         if not is_known(*self._sources):
             why.append("an unknown version of the layer")
@@ -115,34 +100,6 @@ class Fusion:
             return stock(conv, *args, **kwargs)
         weights = args[3] if len(args) > 3 else kwargs.get("return_attention_weights")
         return self._forward(self._view(conv, weights is not None), *args, **kwargs)
-
-    def wrap(self, original: Function) -> Function:
-        """Returns what stands in for the layer's forward while PyG is patched."""
-        run, is_compiling, is_enabled = self, torch.compiler.is_compiling, enabled
-
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or not is_enabled(self):
-                return original(self, *args, **kwargs)
-            return run(self, original, *args, **kwargs)
-
-        return forward
-
-    def bind(self, **names: Any) -> Function:
-        r"""Returns the forward of an IOAware layer.
-
-        Args:
-            **names: Functions that the layer's forward calls by these global names where it is
-                not fused.
-        """
-        run, plain, stock = self, self.stock, with_globals(self.stock, **names)
-        is_compiling, is_off = torch.compiler.is_compiling, is_disabled
-
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling() or is_off():
-                return plain(self, *args, **kwargs)
-            return run(self, stock, *args, **kwargs)
-
-        return rebind(forward, plain)
 
 
 def dropout_rate(conv: Any) -> float:

@@ -4,7 +4,7 @@ from torch_geometric.nn import GCNConv, MessagePassing
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from pyg_ioaware.nn.fused import FusedMessages, bind_memo, bind_spmm
-from pyg_ioaware.rebind import with_globals
+from pyg_ioaware.nn.shortcut import SHORTCUTS
 
 
 class IOAwareGCNConv(FusedMessages, GCNConv):
@@ -29,5 +29,5 @@ class IOAwareGCNConv(FusedMessages, GCNConv):
     propagate = MessagePassing.propagate
     edge_updater = MessagePassing.edge_updater
 
-    forward = with_globals(GCNConv.forward, gcn_norm=bind_memo(gcn_norm))
+    forward = SHORTCUTS[GCNConv].bind(gcn_norm=bind_memo(gcn_norm))
     message_and_aggregate = bind_spmm(GCNConv.message_and_aggregate, "IOAwareGCNConv")

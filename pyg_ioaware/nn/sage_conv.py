@@ -3,6 +3,7 @@
 from torch_geometric.nn import MessagePassing, SAGEConv
 
 from pyg_ioaware.nn.fused import FusedMessages, bind_spmm
+from pyg_ioaware.nn.shortcut import SHORTCUTS
 
 
 class IOAwareSAGEConv(FusedMessages, SAGEConv):
@@ -26,4 +27,5 @@ class IOAwareSAGEConv(FusedMessages, SAGEConv):
     propagate = MessagePassing.propagate
     edge_updater = MessagePassing.edge_updater
 
+    forward = SHORTCUTS[SAGEConv].bind()
     message_and_aggregate = bind_spmm(SAGEConv.message_and_aggregate, "IOAwareSAGEConv")

@@ -13,6 +13,8 @@ from pyg_ioaware.graph.csr import CSR
 
 LIBRARY = torch.library.Library("pyg_ioaware", "DEF")
 
+_PLAIN = frozenset({type(None), bool, int, float})
+
 # The five fields of a CSR, as every primitive takes them.
 CSR_ARGS = "Tensor rowptr, Tensor idx, Tensor? perm, Tensor tiles, int split"
 
@@ -38,11 +40,9 @@ def primitive(
         op = getattr(torch.ops.pyg_ioaware, name).default
 
         @functools.wraps(fn)
-        def call(first: Tensor, *args: Any) -> Any:
+        def call(*args: Any) -> Any:
             # The dispatcher costs some 20 us, and is needed where something else listens.
-            if _nobody_listens() and all(is_plain(a) for a in (first, *args)):
-                return fn(first, *args)
-            return op(first, *args)
+            return fn(*args) if _nobody_listens() and is_plain(*args) else op(*args)
 
         return call
 
@@ -51,23 +51,33 @@ def primitive(
 
 def _nobody_listens() -> bool:
     """Tells whether no mode of PyTorch wants to see operations."""
-    return (
-        not torch.compiler.is_compiling()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and not torch._C._autograd._profiler_enabled()
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._autograd._profiler_enabled()
     )
 
 
-def is_plain(value: Any) -> bool:
-    """Tells whether an argument is no tensor, or one with memory on a device with an engine."""
-    if not isinstance(value, Tensor):
+def is_recorded(*operands: Tensor | None) -> bool:
+    """Tells whether autograd has to see an operation: it differentiates, or something listens."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
         return True
-    if type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return False
-    if torch._C._functorch.is_legacy_batchedtensor(value):
-        return False
-    return bool(value.is_cpu or value.is_cuda)
+    return torch.autograd.forward_ad._current_level >= 0 or not _nobody_listens()
+
+
+def is_plain(*values: Any) -> bool:
+    """Tells whether arguments are no tensors, or have memory on a device with an engine."""
+    for value in values:
+        if type(value) in _PLAIN:
+            continue
+        if type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value):
+            return False
+        if not (value.is_cpu or value.is_cuda):
+            return False
+        if torch._C._functorch.is_legacy_batchedtensor(value):
+            return False
+    return True
 
 
 def launch(kernel: str, csr: CSR, *args: CSR | Tensor | float | None) -> None:
@@ -85,6 +95,19 @@ def allocate(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Ten
     if engine is None:
         return like.new_empty(shape, dtype=dtype)
     return engine.empty(shape, dtype, like.device)
+
+
+def partials(like: Tensor, tiles: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns memory for what is found in each tile of split rows; sums, if not told otherwise."""
+    dtype = sum_dtype(like.dtype) if dtype is None else dtype
+    if tiles.size(0) == 0:
+        return _nothing(width, dtype, like.device)
+    return allocate(like, tiles.size(0), width, dtype=dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _nothing(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty((0, width), dtype=dtype, device=device)
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -157,7 +180,8 @@ def per_head(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Returns weights as [E, H] in the given dtype, differentiably."""
     if weight is None:
         return None
-    weight = weight.to(dtype)
+    if weight.dtype is not dtype:
+        weight = weight.to(dtype)
     return weight.unsqueeze(1) if weight.dim() == 1 else weight
 
 

@@ -17,8 +17,10 @@ from pyg_ioaware.ops.library import (
     compute_dtype,
     gathers,
     is_batched,
+    is_recorded,
     launch,
     like,
+    partials,
     per_head,
     primitive,
     rows,
@@ -68,10 +70,10 @@ def _reduce(
     num_rows, width = rowptr.size(0) - 1, x.size(1)
     kept = num_rows if with_arg else 0
     out = allocate(x, num_rows, width)
-    partial = allocate(x, tiles.size(0), width, dtype=sum_dtype(x.dtype))
+    partial = partials(x, tiles, width)
     arg = allocate(x, kept, width, dtype=torch.int32)
     tied = allocate(x, kept, dtype=torch.uint8)
-    partial_arg = arg.new_empty(partial.shape)
+    partial_arg = partials(arg, tiles, width, torch.int32)
     written = (arg, tied) if with_arg else (None, None)
     weight = None if weight is None else weight.contiguous()
     launch("reduce", csr, out, *written, x.contiguous(), weight, partial, partial_arg, is_max)
@@ -215,15 +217,15 @@ def _reduce_gather(
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     csr, by_source = CSR(rowptr, idx, perm, tiles, split), None
-    num_parts, width = 0, x.size(1)
+    rows, width = (0 if source_rowptr is None else x.size(0)), x.size(1)
     if source_rowptr is not None and source_idx is not None and source_tiles is not None:
         by_source = CSR(source_rowptr, source_idx, source_perm, source_tiles, source_split)
-        num_parts = source_tiles.size(0)
-    grad_x = allocate(x, 0 if by_source is None else x.size(0), width)
+    grad_x = allocate(x, rows, width)
+    partial = partials(x, tiles if source_tiles is None else source_tiles, width)
     sums = sum_dtype(x.dtype)
-    partial = allocate(x, num_parts, width, dtype=sums)
     shape = (0, 1) if weight is None or not needs_weight else weight.shape
-    grad_weight = torch.zeros(shape, dtype=sums, device=x.device)
+    make = torch.zeros if needs_weight else torch.empty
+    grad_weight = make(shape, dtype=sums, device=x.device)
     weight = None if weight is None else weight.contiguous()
     written = (
         None if by_source is None else grad_x,
@@ -242,13 +244,7 @@ class Reduce(Function):
         ctx: Any, x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties: str
     ) -> Tensor:
         ctx.adj, ctx.is_max, ctx.ties = adj, is_max, ties
-        with_arg = any(ctx.needs_input_grad)
-        out: Tensor
-        arg = tied = None
-        try:
-            out, arg, tied = _reduce(x, *adj.by_target, weight, is_max, with_arg)
-        except KernelError:  # a step that has begun is finished
-            out = reference.reduce(x, weight, adj, is_max, ties)
+        out, arg, tied = _extremum(x, weight, adj, is_max, ties, any(ctx.needs_input_grad))
         ctx.save_for_backward(x, weight, arg, tied)
         return out
 
@@ -266,6 +262,17 @@ class Reduce(Function):
 
         found_x, found_weight = through(formed, (x, weight), needs, (grad,))
         return found_x, found_weight, *_NO
+
+
+def _extremum(
+    x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties: str, with_arg: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    found: tuple[Tensor, Tensor | None, Tensor | None]
+    try:
+        found = _reduce(x, *adj.by_target, weight, is_max, with_arg)
+    except KernelError:  # a step that has begun is finished
+        found = reference.reduce(x, weight, adj, is_max, ties), None, None
+    return found
 
 
 def _gradients(
@@ -328,7 +335,9 @@ def reduce(
         raise ValueError(f"'ties' must be one of {list(TIES)} (got '{ties}')")
     dtype = x.dtype if weight is None else torch.promote_types(weight.dtype, x.dtype)
     work = compute_dtype(dtype, x.device)
-    out: Tensor = Reduce.apply(  # type: ignore[no-untyped-call]
-        rows(x, work), per_head(weight, work), adj, reduce == "max", ties
-    )
+    values, weights = rows(x, work), per_head(weight, work)
+    if is_recorded(values, weights):
+        out = Reduce.apply(values, weights, adj, reduce == "max", ties)  # type: ignore[no-untyped-call]
+    else:
+        out, _, _ = _extremum(values, weights, adj, reduce == "max", ties, False)
     return like(out, x, dtype)

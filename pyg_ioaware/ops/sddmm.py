@@ -18,7 +18,7 @@ from pyg_ioaware.ops.library import (
     primitive,
     rows,
 )
-from pyg_ioaware.ops.spmm import SpMM
+from pyg_ioaware.ops.spmm import multiply
 
 
 def _fake(
@@ -71,7 +71,7 @@ class SDDMM(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         a, b = ctx.saved_tensors
-        product = reference.spmm if is_batched(grad) else SpMM.apply
+        product = reference.spmm if is_batched(grad) else multiply
         grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
             grad_a = product(b, grad, ctx.adj, ctx.mean, False)

@@ -17,12 +17,13 @@ from pyg_ioaware.ops.library import (
     gathers,
     is_batched,
     is_plain,
+    is_recorded,
     launch,
     like,
+    partials,
     per_head,
     primitive,
     rows,
-    sum_dtype,
 )
 
 
@@ -53,7 +54,7 @@ def _spmm(
     mean: bool,
 ) -> Tensor:
     out = allocate(x, rowptr.size(0) - 1, x.size(1))
-    partial = allocate(x, tiles.size(0), x.size(1), dtype=sum_dtype(x.dtype))
+    partial = partials(x, tiles, x.size(1))
     if weight is not None:
         weight = weight.contiguous()
     csr = CSR(rowptr, idx, perm, tiles, split)
@@ -76,34 +77,56 @@ class SpMM(Function):
         ctx.heads = 1 if weight is None else weight.size(1)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
-        scale = adj.inv_degree(x.dtype) if mean and transposed else None
-        csr, ordered = adj.csr(transposed), weight
-        if weight is not None and not needs_weight and gathers(x.device) and is_plain(weight):
-            csr, ordered = adj.weighted(weight, transposed)
-        out: Tensor
-        try:
-            out = _spmm(x, *csr, ordered, scale, mean and not transposed)
-        except KernelError:  # a step that has begun is finished
-            out = reference.spmm(x, weight, adj, mean, transposed)
-        return out
+        return _multiply(x, weight, adj, mean, transposed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        # Imported late: each of the two operations is the gradient of the other.
-        from pyg_ioaware.ops.sddmm import SDDMM
-
         x, weight = ctx.saved_tensors
         adj, mean, transposed = ctx.adj, ctx.mean, ctx.transposed
         batched = is_batched(grad)
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            product = reference.spmm if batched else SpMM.apply
+            product = reference.spmm if batched else multiply
             grad_x = product(grad, weight, adj, mean, not transposed)
         if ctx.needs_input_grad[1]:
+            # Imported late: each of the two operations is the gradient of the other.
+            from pyg_ioaware.ops.sddmm import SDDMM
+
             dots = reference.sddmm if batched else SDDMM.apply
             target, source = (x, grad) if transposed else (grad, x)
             grad_weight = dots(target, source, adj, ctx.heads, mean)
         return grad_x, grad_weight, None, None, None
+
+
+def _multiply(
+    x: Tensor, weight: Tensor | None, adj: Adjacency, mean: bool, transposed: bool
+) -> Tensor:
+    scale = adj.inv_degree(x.dtype) if mean and transposed else None
+    csr, ordered = adj.csr(transposed), weight
+    if weight is not None and csr.perm is not None and _is_kept(weight):
+        csr, ordered = adj.weighted(weight, transposed)
+    out: Tensor
+    try:
+        out = _spmm(x, *csr, ordered, scale, mean and not transposed)
+    except KernelError:  # a step that has begun is finished
+        out = reference.spmm(x, weight, adj, mean, transposed)
+    return out
+
+
+def _is_kept(weight: Tensor) -> bool:
+    """Tells whether weights are kept in the order in which a kernel meets them."""
+    # Learned ones change by ways that no version counts.
+    return not weight.requires_grad and gathers(weight.device) and is_plain(weight)
+
+
+def multiply(
+    x: Tensor, weight: Tensor | None, adj: Adjacency, mean: bool, transposed: bool
+) -> Tensor:
+    """Multiplies rows with the adjacency or its transpose; see :class:`SpMM`."""
+    if not is_recorded(x, weight):
+        return _multiply(x, weight, adj, mean, transposed)
+    out: Tensor = SpMM.apply(x, weight, adj, mean, transposed)  # type: ignore[no-untyped-call]
+    return out
 
 
 def spmm(x: Tensor, adj: Adjacency, weight: Tensor | None = None, mean: bool = False) -> Tensor:
@@ -132,7 +155,5 @@ def spmm(x: Tensor, adj: Adjacency, weight: Tensor | None = None, mean: bool = F
     check(x, adj.num_src, weight, adj.num_edges, "spmm")
     dtype = x.dtype if weight is None else torch.promote_types(weight.dtype, x.dtype)
     work = compute_dtype(dtype, x.device)
-    out: Tensor = SpMM.apply(  # type: ignore[no-untyped-call]
-        rows(x, work), per_head(weight, work), adj, mean, False
-    )
+    out = multiply(rows(x, work), per_head(weight, work), adj, mean, False)
     return like(out, x, dtype)

@@ -1,6 +1,7 @@
 """Declares, specialises, checks and launches kernels."""
 
 import ctypes
+import functools
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -145,6 +146,7 @@ class Kernel:
         return memory
 
 
+@functools.cache
 def specialise(types: Macros, plan: Any, **flags: int) -> Macros:
     r"""Returns the specialisation of a kernel.
 
@@ -158,7 +160,12 @@ def specialise(types: Macros, plan: Any, **flags: int) -> Macros:
 
 def types_of(x: Tensor, index: Tensor) -> Macros:
     """Returns the part of a specialisation that the operands' dtypes choose."""
-    return ("SCALAR", _SCALARS[x.dtype]), ("INDEX", _BITS[index.dtype])
+    return _types(x.dtype, index.dtype)
+
+
+@functools.cache
+def _types(scalar: torch.dtype, index: torch.dtype) -> Macros:
+    return ("SCALAR", _SCALARS[scalar]), ("INDEX", _BITS[index])
 
 
 def _scalar(macros: Macros) -> torch.dtype:

@@ -71,9 +71,9 @@ def reduce_gather(
     # No more bytes of hits than float32 rows of all nodes have, unless it is little.
     words = max(1, min(-(-width // 32), max(4 * rows * width, _LITTLE) // (4 * edges)))
     hits = torch.empty((edges, words), dtype=torch.int32, device=x.device)
-    counts = torch.empty(
-        (count if ties != _FIRST else 0, width), dtype=torch.int32, device=x.device
-    )
+    counts = None
+    if count and ties != _FIRST:
+        counts = torch.empty((count, width), dtype=torch.int32, device=x.device)
     warps = THREADS // 32
     for first in range(0, width, 32 * words):
         sizes = (width, heads, first, words)

@@ -1,0 +1,101 @@
+"""Layers of sums, means and extrema: PyG's own forward, but for the way of its messages.
+
+Where a layer passes messages as PyG wrote it, and nobody looks on, what it would propagate is
+aggregated at once. Everything else goes the general way, that of lazy messages, with the same
+result and the same records.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import (
+    GCNConv,
+    GINConv,
+    GraphConv,
+    MaxAggregation,
+    MeanAggregation,
+    MessagePassing,
+    MinAggregation,
+    SAGEConv,
+    SumAggregation,
+)
+
+from pyg_ioaware import support
+from pyg_ioaware.messages import aggregate_nodes
+from pyg_ioaware.nn.forward import Forward, Function
+from pyg_ioaware.nn.sources import is_known
+
+_REDUCE: dict[type, str] = {
+    SumAggregation: "sum",
+    MeanAggregation: "mean",
+    MaxAggregation: "max",
+    MinAggregation: "min",
+}
+_PARTS = ("_check_input", "_set_size", "_index_select")  # what PyG's 'propagate' calls besides
+
+
+class _View:
+    r"""A layer as its own forward sees it while it runs: the layer, but for its propagation.
+
+    Args:
+        conv (MessagePassing): The layer.
+        way (Shortcut): How it propagates.
+    """
+
+    __slots__ = ("_conv", "_way")
+
+    def __init__(self, conv: Any, way: "Shortcut") -> None:
+        object.__setattr__(self, "_conv", conv)
+        object.__setattr__(self, "_way", way)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._conv)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._conv, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._conv, name, value)
+
+    def propagate(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the layer's own propagation returns."""
+        out = self._way.aggregate(self._conv, *args, **kwargs)
+        return self._conv.propagate(*args, **kwargs) if out is None else out
+
+
+class Shortcut(Forward):
+    """How the forward of a layer runs whose message is known. See :class:`Forward`."""
+
+    def __init__(self, layer: type) -> None:
+        super().__init__(layer, ("propagate",))
+        self._methods |= {name: (getattr(MessagePassing, name),) for name in _PARTS}
+        self._message = layer.message  # type: ignore[attr-defined]
+        is_weighted = "edge_weight" in self._message.__code__.co_varnames
+        self._operands = {"x", "edge_weight"} if is_weighted else {"x"}
+
+    def __call__(self, conv: Any, stock: Function, *args: Any, **kwargs: Any) -> Any:
+        """Runs a layer's forward on a view of the layer."""
+        return stock(_View(conv, self), *args, **kwargs)
+
+    def aggregate(self, conv: Any, *edges: Any, size: Any = None, **operands: Any) -> Tensor | None:
+        r"""Returns what a layer's propagation returns.
+
+        Args:
+            conv (MessagePassing): The layer.
+            *edges: The edges.
+            size (tuple, optional): The numbers of nodes of both sides. (default: :obj:`None`)
+            **operands: What else the layer's forward passes.
+
+        Returns:
+            torch.Tensor, optional: :obj:`None` if the layer has to propagate by itself.
+        """
+        if operands.keys() != self._operands or len(edges) != 1 or not is_known(self._message):
+            return None
+        if support.passing_reasons(conv, self._methods, self._generated, _REDUCE):
+            return None
+        reduce, weight = _REDUCE[type(conv.aggr_module)], operands.get("edge_weight")
+        return aggregate_nodes(conv, reduce, edges[0], operands["x"], weight, size)
+
+
+SHORTCUTS = {layer: Shortcut(layer) for layer in (GCNConv, SAGEConv, GraphConv, GINConv)}
