@@ -26,6 +26,8 @@ HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 # Set in processes that were started with the libraries of `sanitizer_environment`.
 SANITIZED = os.environ.get("HOST_CUDA_SANITIZE") == "1"
+# A folder for what kernel_coverage.py reads: the package's kernels are built to write it.
+COVERAGE = os.environ.get("HOST_CUDA_COVERAGE")
 
 _FLAGS = ("-std=c++17", "-g1", "-fPIC", "-shared")
 _KERNEL_FLAGS = ("-O1", "-fvisibility=hidden", "-fno-strict-aliasing", "-DPORTABLE")
@@ -139,6 +141,13 @@ def cache() -> Path:
     return found
 
 
+def _noted() -> Path:
+    """Returns the folder of what counts its lines."""
+    folder = Path(str(COVERAGE)).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _build(kernels: Path, source: str, name: str, options: tuple[str, ...], sanitize: bool) -> Path:
     """Returns the library of one kernel."""
     flags = (*_FLAGS, *_KERNEL_FLAGS, *options, *(_SANITIZER_FLAGS if sanitize else ()))
@@ -148,7 +157,10 @@ def _build(kernels: Path, source: str, name: str, options: tuple[str, ...], sani
     inputs = (path, *headers, HERE / "cuda_host.h", HERE / "host_cuda.h")
     driver = _driver(sanitize)
     places = (f"-I{HERE}", f"-I{kernels}")
-    return _compiled(f"{name}.so", (*flags, *places, "-shared"), text, inputs, (str(driver), "-lm"))
+    covered = COVERAGE is not None and kernels == sources.folder() and not sanitize
+    if covered:
+        flags += ("--coverage",)
+    return _compiled(f"{name}.so", (*flags, *places), text, inputs, (str(driver), "-lm"))
 
 
 @functools.cache
@@ -168,13 +180,17 @@ def _compiled(
     digest = hashlib.sha256(repr((_version(), flags, text, linked)).encode())
     for path in inputs:
         digest.update(path.read_bytes() + b"\0")
-    out = cache() / f"{digest.hexdigest()[:24]}-{name}"
+    place = _noted() if "--coverage" in flags else cache()
+    out = place / f"{digest.hexdigest()[:24]}-{name}"
     if not out.exists():
-        with tempfile.TemporaryDirectory(dir=cache()) as folder:
+        with tempfile.TemporaryDirectory(dir=place) as folder:
             made = Path(folder) / name
             main = Path(folder) / "main.cpp"
             main.write_text(text)
             command = [COMPILER, *flags, str(main), *linked, "-o", str(made)]
+            if "--coverage" in flags:
+                # The same notes whoever compiles: runs in other processes add to their counts.
+                command += [f"-frandom-seed={out.stem}", "-dumpdir", str(out.with_suffix(""))]
             done = subprocess.run(command, env=_plain(), capture_output=True, text=True)
             if done.returncode != 0:
                 raise HostError(f"{' '.join(command)}\n{done.stderr}")
