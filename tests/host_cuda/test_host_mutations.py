@@ -1,5 +1,6 @@
 """Faults planted in the kernels themselves: the comparison with plain PyTorch sees each of them."""
 
+import faulthandler
 import os
 import shutil
 import signal
@@ -118,6 +119,7 @@ def seen(kernels: Path, fault: Fault, seeds: range) -> bool:
     """Tells whether its case fails, in a child: what a wrong kernel reads may be no memory."""
     child = os.fork()
     if not child:
+        faulthandler.disable()
         try:
             for seed in seeds:
                 compare(kernels, fault, seed)
