@@ -39,7 +39,7 @@ class Case:
     def options(self, adj: Adjacency) -> Attention:
         """Returns what is computed."""
         loops = min(adj.num_src, adj.num_dst) if self.loops else -1
-        factor = 0.2 if self.op == "gatv2" else self.channels**-0.5
+        factor = 0.2 if self.op == "gatv2" else max(1, self.channels) ** -0.5
         seed = torch.tensor([-(2**40) - 5]) if self.dropout else None
         return Attention(adj, self.heads, loops, factor, self.dropout, seed, self.weights)
 
@@ -148,6 +148,14 @@ def test_graphs(engine: CUDAEngine, graph: str, name: str) -> None:
 def test_widths(engine: CUDAEngine, heads: int, channels: int, dtype: torch.dtype, op: str) -> None:
     for adj in adjacencies("hubs", engine):
         Case(op, heads, channels, loops=op == "gatv2").check(adj, dtype)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dim", [0, 3])
+def test_no_channels(engine: CUDAEngine, dim: int, op: str) -> None:
+    for adj in adjacencies("hubs", engine):
+        for weights in (False, True):
+            Case(op, 2, 0, dim, op == "gatv2", 0.3, weights).check(adj)
 
 
 @pytest.mark.parametrize("op", OPS)
