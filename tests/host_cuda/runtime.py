@@ -37,6 +37,18 @@ _SANITIZER_FLAGS = (
     "-fno-sanitize=pointer-overflow",  # offsets from null that nothing reads
     "-fsanitize-sections=host_shared",
 )
+# What counts its lines writes them at the end of a process, unless that ends by _exit.
+_WRITE_COUNTS = """
+extern "C" void __gcov_dump(void);
+extern "C" __attribute__((visibility("default"))) void write_counts() { __gcov_dump(); }
+"""
+_counting: list[ctypes.CDLL] = []
+
+
+def write_counts() -> None:
+    """Writes how often each line ran so far, for the last time in this process."""
+    for library in _counting:
+        library.write_counts()
 
 
 class HostError(RuntimeError):
@@ -63,8 +75,10 @@ class HostRuntime:
 
     def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Any:
         """Compiles a kernel, or finds it compiled."""
-        path = _build(self.kernels, source, name, options, self.sanitize)
-        run = getattr(ctypes.CDLL(str(path)), f"run_{name}")
+        library = ctypes.CDLL(str(_build(self.kernels, source, name, options, self.sanitize)))
+        if hasattr(library, "write_counts"):
+            _counting.append(library)
+        run = getattr(library, f"run_{name}")
         run.restype = ctypes.c_char_p
         run.argtypes = [*[ctypes.c_uint] * 3, ctypes.c_void_p, ctypes.c_ulonglong]
 
@@ -160,6 +174,7 @@ def _build(kernels: Path, source: str, name: str, options: tuple[str, ...], sani
     covered = COVERAGE is not None and kernels == sources.folder() and not sanitize
     if covered:
         flags += ("--coverage",)
+        text += _WRITE_COUNTS
     return _compiled(f"{name}.so", (*flags, *places), text, inputs, (str(driver), "-lm"))
 
 
