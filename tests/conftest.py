@@ -49,7 +49,7 @@ def host_cuda() -> Iterator[None]:
         yield
         return
     sys.path.insert(0, str(Path(__file__).parent / "host_cuda"))
-    from runtime import HostRuntime, installed
+    from runtime import HostRuntime, installed, write_counts
 
     from pyg_ioaware.engines.cuda import CUDAEngine
 
@@ -57,6 +57,7 @@ def host_cuda() -> Iterator[None]:
     engine.attends = True
     with installed(engine, split=4):  # small rows are tiles already
         yield
+    write_counts()
 
 
 @pytest.fixture(autouse=True)

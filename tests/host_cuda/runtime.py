@@ -30,7 +30,7 @@ SANITIZED = os.environ.get("HOST_CUDA_SANITIZE") == "1"
 COVERAGE = os.environ.get("HOST_CUDA_COVERAGE")
 
 _FLAGS = ("-std=c++17", "-g1", "-fPIC", "-shared")
-_KERNEL_FLAGS = ("-O1", "-fvisibility=hidden", "-fno-strict-aliasing", "-DPORTABLE")
+_KERNEL_FLAGS = ("-fvisibility=hidden", "-fno-strict-aliasing", "-DPORTABLE")
 _SANITIZER_FLAGS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
@@ -164,16 +164,17 @@ def _noted() -> Path:
 
 def _build(kernels: Path, source: str, name: str, options: tuple[str, ...], sanitize: bool) -> Path:
     """Returns the library of one kernel."""
-    flags = (*_FLAGS, *_KERNEL_FLAGS, *options, *(_SANITIZER_FLAGS if sanitize else ()))
+    covered = COVERAGE is not None and kernels == sources.folder() and not sanitize
+    # Where lines are counted, none is merged with another.
+    flags = (*_FLAGS, *_KERNEL_FLAGS, *(("-O0", "--coverage") if covered else ("-O1",)), *options)
+    flags += _SANITIZER_FLAGS if sanitize else ()
     path = kernels / f"{source}.cu"
     text = f'#include "cuda_host.h"\n#include "{path}"\nHOST_KERNEL({name})\n'
     headers = sorted((kernels / "common").glob("*.cuh"))
     inputs = (path, *headers, HERE / "cuda_host.h", HERE / "host_cuda.h")
     driver = _driver(sanitize)
     places = (f"-I{HERE}", f"-I{kernels}")
-    covered = COVERAGE is not None and kernels == sources.folder() and not sanitize
     if covered:
-        flags += ("--coverage",)
         text += _WRITE_COUNTS
     return _compiled(f"{name}.so", (*flags, *places), text, inputs, (str(driver), "-lm"))
 
