@@ -9,6 +9,7 @@ What fails is made smaller, and printed with its seed.
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from test_host_ops import CASES, DTYPES, with_int64
 from pyg_ioaware.engines.cuda import CUDAEngine, reduce_backward
 from pyg_ioaware.graph.csr import Adjacency
 
-ROUND = 20  # examples between two looks at the clock
+ROUND = 10  # examples between two looks at the clock
 HUB = 110  # edges to one target beside the others, at the most
 
 
@@ -138,25 +139,15 @@ class Attention(test_host_attention.Case):
         return laid_out(super().make(*args), self.strided)
 
 
-@given(name=st.sampled_from(sorted(CASES)), shape=SHAPES, problem=problems())
 def sums(name: str, shape: tuple[int, int], problem: Problem) -> None:
     """Compares sums, dot products and maxima."""
     heads, channels = shape
     if "heads" not in name and "sddmm" not in name:
         heads, channels = 1, heads * channels
-    given = {key: getattr(CASES[name], key) for key in test_host_ops.Case.__dataclass_fields__}
-    problem.check(Sums(**given, strided=problem.strided), heads, channels)
+    fields = {key: getattr(CASES[name], key) for key in test_host_ops.Case.__dataclass_fields__}
+    problem.check(Sums(**fields, strided=problem.strided), heads, channels)
 
 
-@given(
-    op=st.sampled_from(test_host_attention.OPS),
-    shape=SHAPES,
-    dim=st.sampled_from([0, 3, 1, 8, 21]),
-    loops=st.booleans(),
-    dropout=st.sampled_from([0.0, 0.4]),
-    weights=st.booleans(),
-    problem=problems(),
-)
 def attention(
     op: str,
     shape: tuple[int, int],
@@ -172,6 +163,27 @@ def attention(
     problem.check(case)
 
 
+# What is compared, and what it is given.
+SEARCHED: list[tuple[Callable[..., None], dict[str, Any]]] = [
+    (
+        sums,
+        {"name": st.sampled_from(sorted(CASES)), "shape": SHAPES, "problem": problems()},
+    ),
+    (
+        attention,
+        {
+            "op": st.sampled_from(test_host_attention.OPS),
+            "shape": SHAPES,
+            "dim": st.sampled_from([0, 3, 1, 8, 21]),
+            "loops": st.booleans(),
+            "dropout": st.sampled_from([0.0, 0.4]),
+            "weights": st.booleans(),
+            "problem": problems(),
+        },
+    ),
+]
+
+
 def search(seconds: float, start: int) -> None:
     r"""Searches, and raises at the first failure, which is as small as could be found.
 
@@ -182,7 +194,7 @@ def search(seconds: float, start: int) -> None:
     torch.set_num_threads(1)
     end, number = time.monotonic() + seconds, start
     while time.monotonic() < end:
-        for test in (sums, attention):
+        for check, drawn in SEARCHED:
             options = settings(
                 max_examples=ROUND,
                 deadline=None,
@@ -192,7 +204,7 @@ def search(seconds: float, start: int) -> None:
                 print_blob=False,
             )
             try:
-                seed(number)(options(test))()
+                seed(number)(options(given(**drawn)(check)))()
             except BaseException:
                 print(f"failed: --seed {number}", flush=True)
                 raise
@@ -206,8 +218,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    search(given.seconds, given.seed)
+    arguments = parser.parse_args()
+    search(arguments.seconds, arguments.seed)
 
 
 if __name__ == "__main__":
