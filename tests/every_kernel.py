@@ -17,7 +17,6 @@ from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.ops.attention import EdgeFeatures
 from pyg_ioaware.ops.reduce import TIES
 
-SPLIT = 3  # edges beyond which a row is split: most are
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 BOTH = (False, True)
 
@@ -41,8 +40,10 @@ def _hubs() -> Graph:
     return Graph(torch.cat([edges, hub], dim=1), 10, 14)
 
 
-# By the edges of a row on average, one or the other of the kernels that gather maxima is taken.
-GRAPHS = {"dense": Graph(random_edges(5, 4, 200), 6, 4), "hubs": _hubs()}
+_DENSE = Graph(random_edges(5, 4, 200), 6, 4)
+# Each with the edges beyond which a row is split. By the edges of a row on average, one or the
+# other of the kernels that gather maxima is taken; whole rows have full batches of edges.
+GRAPHS = [(_DENSE, 128), (_DENSE, 3), (_hubs(), 3)]
 
 Call = Callable[[Adjacency, torch.dtype, Shape], None]
 
@@ -127,14 +128,13 @@ def run(dtype: torch.dtype, shape: Shape, every: bool = True) -> None:
         every (bool, optional): If not set, only the last of each name. (default: :obj:`True`)
     """
     chosen = [call for _, call in calls()] if every else dict(calls()).values()
-    for graph, call in itertools.product(GRAPHS.values(), chosen):
+    engine = engines.of(DEVICE)
+    assert engine is not None, engines.why_none(DEVICE)
+    for (graph, engine.split), call in itertools.product(GRAPHS, chosen):
         call(graph.adjacency, dtype, shape)
 
 
 def main() -> None:
-    engine = engines.of(DEVICE)
-    assert engine is not None, engines.why_none(DEVICE)
-    engine.split = SPLIT
     run(torch.float32, Shape(3, 12, 5))
     for dtype in DTYPES[1:]:
         run(dtype, Shape(3, 12, 5), every=False)

@@ -73,7 +73,7 @@ class Recorder:
 def launched(dtype: torch.dtype, shape: Shape, every: bool) -> list[tuple[Unit, str]]:
     """Returns the kernels that the operations launch, each with its specialisation."""
     recorder = Recorder()
-    with installed(CUDAEngine(recorder), split=every_kernel.SPLIT):
+    with installed(CUDAEngine(recorder)):
         every_kernel.run(dtype, shape, every)
     return list(recorder.kernels)
 
