@@ -3,12 +3,14 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
+from graphs import ON_HOST_CUDA
 from torch_geometric.nn import SAGEConv
 
 import pyg_ioaware
@@ -38,6 +40,24 @@ def first_instances() -> None:
     """
     SAGEConv(1, 1)
     IOAwareSAGEConv(1, 1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def host_cuda() -> Iterator[None]:
+    """Makes the CUDA kernels, run on the CPU, those of the CPU, where TEST_ENGINE asks for it."""
+    if not ON_HOST_CUDA:
+        yield
+        return
+    sys.path.insert(0, str(Path(__file__).parent / "host_cuda"))
+    from runtime import HostRuntime, installed, write_counts
+
+    from pyg_ioaware.engines.cuda import CUDAEngine
+
+    engine = CUDAEngine(HostRuntime(seed=1))
+    engine.attends = True
+    with installed(engine, split=4):  # small rows are tiles already
+        yield
+    write_counts()
 
 
 @pytest.fixture(autouse=True)

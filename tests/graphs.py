@@ -19,6 +19,9 @@ HUB_DEGREE = 2100
 # TEST_DEVICE=cuda runs the tests of tests/cpu on a GPU: everything is made there.
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 ON_CPU = DEVICE.type == "cpu"
+# TEST_ENGINE=host_cuda runs them on the CUDA kernels, these on the CPU: see tests/host_cuda.
+ON_HOST_CUDA = os.environ.get("TEST_ENGINE") == "host_cuda"
+BY_NUMBA = ON_CPU and not ON_HOST_CUDA
 if not ON_CPU:
     torch.set_default_device(DEVICE)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs import GRAPHS, HUB_DEGREE, ON_CPU, SQUARE, Graph, features, random_edges
+from graphs import BY_NUMBA, GRAPHS, HUB_DEGREE, SQUARE, Graph, features, random_edges
 from test_attention_ops import PRIMITIVES
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -422,7 +422,7 @@ def _primitives() -> dict[str, Callable[[CSR, Tensor, Tensor], tuple[Any, ...]]]
         out, arg, tied = torch.ops.pyg_ioaware.reduce(x, *csr, weight, True, True)
         return out, arg, tied
 
-    if not ON_CPU:
+    if not BY_NUMBA:
 
         def gather(csr: CSR, x: Tensor, weight: Tensor) -> tuple[Any, ...]:
             # The rows by source of a symmetric structure, for shapes and schema.
@@ -444,7 +444,7 @@ def _primitives() -> dict[str, Callable[[CSR, Tensor, Tensor], tuple[Any, ...]]]
 def test_every_primitive_is_checked() -> None:
     names = torch._C._dispatch_get_all_op_names()
     own = {n.split("::")[1] for n in names if n.startswith("pyg_ioaware::")}
-    other = {"reduce_gather"} if ON_CPU else {"reduce_backward", "reduce_backward_weight"}
+    other = {"reduce_gather"} if BY_NUMBA else {"reduce_backward", "reduce_backward_weight"}
     assert own == set(_primitives()) | set(PRIMITIVES) | other
 
 

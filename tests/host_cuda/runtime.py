@@ -26,15 +26,29 @@ HERE = Path(__file__).resolve().parent
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 # Set in processes that were started with the libraries of `sanitizer_environment`.
 SANITIZED = os.environ.get("HOST_CUDA_SANITIZE") == "1"
+# A folder for what kernel_coverage.py reads: the package's kernels are built to write it.
+COVERAGE = os.environ.get("HOST_CUDA_COVERAGE")
 
 _FLAGS = ("-std=c++17", "-g1", "-fPIC", "-shared")
-_KERNEL_FLAGS = ("-O1", "-fvisibility=hidden", "-fno-strict-aliasing", "-DPORTABLE")
+_KERNEL_FLAGS = ("-fvisibility=hidden", "-fno-strict-aliasing", "-DPORTABLE")
 _SANITIZER_FLAGS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
     "-fno-sanitize=pointer-overflow",  # offsets from null that nothing reads
     "-fsanitize-sections=host_shared",
 )
+# What counts its lines writes them at the end of a process, unless that ends by _exit.
+_WRITE_COUNTS = """
+extern "C" void __gcov_dump(void);
+extern "C" __attribute__((visibility("default"))) void write_counts() { __gcov_dump(); }
+"""
+_counting: list[ctypes.CDLL] = []
+
+
+def write_counts() -> None:
+    """Writes how often each line ran so far, for the last time in this process."""
+    for library in _counting:
+        library.write_counts()
 
 
 class HostError(RuntimeError):
@@ -61,8 +75,10 @@ class HostRuntime:
 
     def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Any:
         """Compiles a kernel, or finds it compiled."""
-        path = _build(self.kernels, source, name, options, self.sanitize)
-        run = getattr(ctypes.CDLL(str(path)), f"run_{name}")
+        library = ctypes.CDLL(str(_build(self.kernels, source, name, options, self.sanitize)))
+        if hasattr(library, "write_counts"):
+            _counting.append(library)
+        run = getattr(library, f"run_{name}")
         run.restype = ctypes.c_char_p
         run.argtypes = [*[ctypes.c_uint] * 3, ctypes.c_void_p, ctypes.c_ulonglong]
 
@@ -139,16 +155,28 @@ def cache() -> Path:
     return found
 
 
+def _noted() -> Path:
+    """Returns the folder of what counts its lines."""
+    folder = Path(str(COVERAGE)).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def _build(kernels: Path, source: str, name: str, options: tuple[str, ...], sanitize: bool) -> Path:
     """Returns the library of one kernel."""
-    flags = (*_FLAGS, *_KERNEL_FLAGS, *options, *(_SANITIZER_FLAGS if sanitize else ()))
+    covered = COVERAGE is not None and kernels == sources.folder() and not sanitize
+    # Where lines are counted, none is merged with another.
+    flags = (*_FLAGS, *_KERNEL_FLAGS, *(("-O0", "--coverage") if covered else ("-O1",)), *options)
+    flags += _SANITIZER_FLAGS if sanitize else ()
     path = kernels / f"{source}.cu"
     text = f'#include "cuda_host.h"\n#include "{path}"\nHOST_KERNEL({name})\n'
     headers = sorted((kernels / "common").glob("*.cuh"))
     inputs = (path, *headers, HERE / "cuda_host.h", HERE / "host_cuda.h")
     driver = _driver(sanitize)
     places = (f"-I{HERE}", f"-I{kernels}")
-    return _compiled(f"{name}.so", (*flags, *places, "-shared"), text, inputs, (str(driver), "-lm"))
+    if covered:
+        text += _WRITE_COUNTS
+    return _compiled(f"{name}.so", (*flags, *places), text, inputs, (str(driver), "-lm"))
 
 
 @functools.cache
@@ -168,13 +196,17 @@ def _compiled(
     digest = hashlib.sha256(repr((_version(), flags, text, linked)).encode())
     for path in inputs:
         digest.update(path.read_bytes() + b"\0")
-    out = cache() / f"{digest.hexdigest()[:24]}-{name}"
+    place = _noted() if "--coverage" in flags else cache()
+    out = place / f"{digest.hexdigest()[:24]}-{name}"
     if not out.exists():
-        with tempfile.TemporaryDirectory(dir=cache()) as folder:
+        with tempfile.TemporaryDirectory(dir=place) as folder:
             made = Path(folder) / name
             main = Path(folder) / "main.cpp"
             main.write_text(text)
             command = [COMPILER, *flags, str(main), *linked, "-o", str(made)]
+            if "--coverage" in flags:
+                # The same notes whoever compiles: runs in other processes add to their counts.
+                command += [f"-frandom-seed={out.stem}", "-dumpdir", str(out.with_suffix(""))]
             done = subprocess.run(command, env=_plain(), capture_output=True, text=True)
             if done.returncode != 0:
                 raise HostError(f"{' '.join(command)}\n{done.stderr}")

@@ -39,7 +39,7 @@ class Case:
     def options(self, adj: Adjacency) -> Attention:
         """Returns what is computed."""
         loops = min(adj.num_src, adj.num_dst) if self.loops else -1
-        factor = 0.2 if self.op == "gatv2" else self.channels**-0.5
+        factor = 0.2 if self.op == "gatv2" else max(1, self.channels) ** -0.5
         seed = torch.tensor([-(2**40) - 5]) if self.dropout else None
         return Attention(adj, self.heads, loops, factor, self.dropout, seed, self.weights)
 
@@ -148,6 +148,32 @@ def test_graphs(engine: CUDAEngine, graph: str, name: str) -> None:
 def test_widths(engine: CUDAEngine, heads: int, channels: int, dtype: torch.dtype, op: str) -> None:
     for adj in adjacencies("hubs", engine):
         Case(op, heads, channels, loops=op == "gatv2").check(adj, dtype)
+
+
+@pytest.mark.parametrize("num_huge", [6, 12])
+def test_tiles_whose_scores_are_all_minus_infinity(engine: CUDAEngine, num_huge: int) -> None:
+    engine.split = 3
+    adj = Adjacency.from_pair(torch.arange(12), torch.zeros(12, dtype=torch.long), 12, 1)
+    assert adj is not None
+    key = torch.ones(12, 2)
+    key[:num_huge] = 1e30
+    value = torch.arange(24.0).view(12, 2)
+    operands = torch.full((1, 2), -1e10), key, value, None, None
+    options = Case("transformer", 1, 2).options(adj)
+    ours, theirs = (
+        Transformer.apply(*operands, options)[0],
+        reference.transformer(options, *operands)[0],
+    )
+    assert theirs.isnan().any() == (num_huge == 12)
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dim", [0, 3])
+def test_no_channels(engine: CUDAEngine, dim: int, op: str) -> None:
+    for adj in adjacencies("hubs", engine):
+        for weights in (False, True):
+            Case(op, 2, 0, dim, op == "gatv2", 0.3, weights).check(adj)
 
 
 @pytest.mark.parametrize("op", OPS)

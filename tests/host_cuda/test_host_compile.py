@@ -1,62 +1,53 @@
-"""The kernels compile with NVRTC for every architecture, and spill next to nothing to memory."""
+"""The kernels compile with NVRTC for every architecture, and take what the table says."""
 
-import itertools
 import re
-from typing import Any
 
 import pytest
 
 from pyg_ioaware.engines.cuda import sources
 
 pytest.importorskip("cupy", reason="needs CuPy and NVRTC, but no GPU")
-from cupy_backends.cuda.libs import nvrtc
+import registers
+from registers import ARCHITECTURES, COMMAND, MAIN, read, rows_of, version
 
-ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-# Numbers of one access, lanes and accesses of rows of 128 numbers, by the code of the dtype.
-WIDE = {0: (4, 32, 1), 1: (2, 32, 2), 2: (8, 16, 1), 3: (8, 16, 1)}
-MOST_SPILLED = 64  # bytes, by a few specialisations on some architectures
-SPECIALISATIONS: dict[str, list[dict[str, int]]] = {
-    "spmm": [{"WEIGHTED": w, "SCALED": s} for w, s in itertools.product((0, 1), repeat=2)],
-    "sddmm": [{}],
-    "reduce": [
-        {"WEIGHTED": w, "WITH_ARG": a, "MINIMUM": m}
-        for w, a, m in itertools.product((0, 1), repeat=3)
-    ],
-    "reduce_backward": [
-        *({"WEIGHTED": w, "TIES": t} for w, t in itertools.product((0, 1), range(3))),
-        *(
-            {"WEIGHTED": w, "TIES": t, "SHARES": 1, "PASS": p, "WORDS": 4}
-            for w, t, p in itertools.product((0, 1), range(3), range(4))
-        ),
-    ],
-}
+SOURCES = sorted(path.stem for path in sources.folder().glob("*.cu"))
 
 
-def compiled(source: str, arch: int, macros: dict[str, int]) -> str:
-    """Compiles a source and returns the assembler's report."""
-    options = [f"-D{name}={value}" for name, value in macros.items()]
-    program = nvrtc.createProgram(sources.text(source), f"{source}.cu", [], [])
-    options += ["-std=c++17", f"-I{sources.folder()}", "--ptxas-options=-v"]
-    try:
-        nvrtc.compileProgram(program, [*options, f"--gpu-architecture=sm_{arch}"])
-        log: str = nvrtc.getProgramLog(program)
-    except nvrtc.NVRTCError:
-        raise AssertionError(nvrtc.getProgramLog(program)) from None
-    finally:
-        nvrtc.destroyProgram(program)
-    return log
-
-
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("source", SPECIALISATIONS)
-def test_kernels_compile(source: str, arch: int) -> None:
-    cases: list[Any] = SPECIALISATIONS[source]
-    # Every specialisation for one architecture, one of each dtype for the others.
-    for (code, (vec, lanes, vectors)), case in itertools.product(WIDE.items(), cases):
-        if arch != 90 and case is not cases[code % len(cases)]:
-            continue
-        macros = {"SCALAR": code, "INDEX": 32, "VEC": vec, "LANES": lanes, "NV": vectors}
-        log = compiled(source, arch, macros | {"THREADS": 128} | case)
-        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", log)]
-        assert spilled, log
-        assert max(spilled) <= MOST_SPILLED, f"{source} {macros | case} for sm_{arch}:\n{log}"
+def test_kernels_take_what_the_table_says(arch: int, source: str) -> None:
+    made_by, table = read()
+    rows = rows_of(arch, source)
+    assert rows
+    if made_by != version():
+        pytest.skip(f"they compile; the table is of {made_by}, this is {version()}")
+    column = f"sm_{arch}"
+    changed = [
+        f"{' '.join(key)}: {name} was {table[key][name] if key in table else 'not known'}, "
+        f"is {value}"
+        for key, row in rows.items()
+        for name, value in row.items()
+        if key not in table or table[key][name] != value
+    ]
+    assert not changed, "\n".join([f"{column}: registers have changed ({COMMAND})", *changed])
+
+
+def test_the_table_has_no_other_rows() -> None:
+    _, table = read()
+    known = {
+        (name, registers.specialisation(unit))
+        for arch in (MAIN, ARCHITECTURES[0])
+        for unit, names in registers.matrix(arch).items()
+        for name in names
+    }
+    assert set(table) == known, COMMAND
+
+
+def test_every_kernel_is_in_the_matrix() -> None:
+    found = {name for names in registers.matrix(ARCHITECTURES[0]).values() for name in names}
+    declared = {
+        name
+        for path in sources.folder().glob("*.cu")
+        for name in re.findall(r"__launch_bounds__\([^)]*\)\s+(\w+)\(", path.read_text())
+    }
+    assert found == declared

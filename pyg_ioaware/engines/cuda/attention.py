@@ -37,6 +37,14 @@ _TARGET_MERGE = Kernel(
 )
 
 
+def one_channel(heads: int, *tables: Tensor) -> list[Tensor]:
+    """Returns a zero for each head in place of rows of heads without channels.
+
+    The scores are the same, and the kernels write what depends on them alone.
+    """
+    return [table.new_zeros(*table.shape[:-1], heads) for table in tables]
+
+
 def merge(
     runtime: Runtime,
     csr: CSR,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda import attention
-from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE
+from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
 from pyg_ioaware.engines.cuda.launch import (
     GRAPH,
     ROWS,
@@ -109,8 +109,12 @@ def gatv2(
     """Attends to each row's sources by an MLP of both ends; signs are not written."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = out.shape
-    if not rows or not width:
+    if not rows or not heads:
         return
+    if not width:
+        out, partial, x_l, x_r, att = one_channel(heads, out, partial, x_l, x_r, att)
+        attr = loop_attr = lin = None
+        width = heads
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
     plan = head_layout(heads, channels, x_l, x_r, att, out, *(() if lin is None else (lin,)))
     flags = {"KEEP": scores is not None, "DROPOUT": seed is not None}
@@ -162,6 +166,10 @@ def gatv2_target(
     """
     rowptr, idx, perm, tiles, split = csr
     rows, width = x_r.shape
+    if not width:
+        for edges_grad in (grad_attr, grad_loop):
+            if edges_grad is not None:
+                edges_grad.zero_()
     if not rows or not width:
         return
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)

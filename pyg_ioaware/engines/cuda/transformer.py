@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda import attention
-from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE
+from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
 from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
@@ -80,8 +80,11 @@ def transformer(
     rowptr, idx, perm, tiles, split = csr
     rows, width = out.shape
     dim = 0 if attr is None else attr.size(1)
-    if not rows or not width:
+    if not rows or not heads:
         return
+    if not width:
+        out, partial, query, key, value = one_channel(heads, out, partial, query, key, value)
+        width = heads
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, query, key, value, out, least=_lanes(dim))
     flags = {"KEEP": scores is not None, "DROPOUT": seed is not None}
@@ -132,8 +135,12 @@ def transformer_target(
     rowptr, idx, perm, tiles, split = csr
     rows, width = query.shape
     dim = 0 if attr is None else attr.size(1)
-    if not rows or not width:
+    if not rows or not heads:
         return
+    if not width:
+        grad, grad_query, partial = one_channel(heads, grad, grad_query, partial)
+        query, key, value = one_channel(heads, query, key, value)
+        width = heads
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, grad, query, key, value, grad_query, least=_lanes(dim))
     types = types_of(query, rowptr)

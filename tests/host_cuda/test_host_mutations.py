@@ -1,0 +1,141 @@
+"""Faults planted in the kernels themselves: the comparison with plain PyTorch sees each of them."""
+
+import faulthandler
+import os
+import shutil
+import signal
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import test_host_attention
+import test_host_ops
+import torch
+from runtime import COMPILER, HostError, HostRuntime, installed
+from test_host_ops import GRAPHS
+
+from pyg_ioaware.engines.cuda import CUDAEngine, sources
+from pyg_ioaware.graph.csr import Adjacency
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="needs g++"),
+    pytest.mark.usefixtures("poison", "one_thread"),
+]
+
+SEEDS = range(4)
+SEEN = 3  # how a child ends in which a comparison failed
+
+
+class Fault(NamedTuple):
+    """A text of a file, what takes its place, and the case that sees it with which rows."""
+
+    file: str
+    right: str
+    wrong: str
+    case: str
+    channels: int = 3
+    split: int = 3
+
+
+FAULTS = {
+    "missing_barrier_of_a_merge": Fault(
+        "common/merge.cuh",
+        "shared[threadIdx.x] = sum;\n      }\n      __syncthreads();",
+        "shared[threadIdx.x] = sum;\n      }",
+        "sum",
+    ),
+    "missing_barrier_between_features": Fault(
+        "common/merge.cuh",
+        "f);\n      }\n      __syncthreads();",
+        "f);\n      }",
+        "sum",
+        channels=35,
+    ),
+    "missing_barrier_of_parameters": Fault(
+        "common/slots.cuh", "      __syncthreads();\n      if", "      if", "gatv2"
+    ),
+    "missing_barrier_of_edge_features": Fault(
+        "gatv2_edges.cu", "mine;\n    }\n    __syncthreads();", "mine;\n    }", "gatv2_edges"
+    ),
+    "missing_barrier_within_a_warp": Fault(
+        "reduce_backward.cu", "own[u] = 0;\n    __syncwarp();", "own[u] = 0;", "max_even"
+    ),
+    "row_that_nobody_writes": Fault(
+        "common/rows.cuh", "it.begin <= split", "it.begin < split", "sum"
+    ),
+    "partial_that_is_left_out": Fault(
+        "common/merge.cuh", "p < parts; p++", "p < parts - 1; p++", "sum"
+    ),
+    "tail_that_is_too_long": Fault(
+        "sddmm.cu", "lane && k + u < it.end", "lane && k + u <= it.end", "sddmm"
+    ),
+    "edge_after_the_last": Fault("common/edges.cuh", "at < end ?", "at <= end ?", "transformer"),
+    "batch_that_is_not_written": Fault(
+        "common/attend_target.cuh", "if (k > edges.begin) write();", "", "transformer", split=20
+    ),
+    "mask_without_the_last_lane": Fault(
+        "common/heads.cuh", "ALL_LANES 0xffffffffu", "ALL_LANES 0x7fffffffu", "transformer"
+    ),
+    "mask_of_another_group": Fault(
+        "common/rows.cuh", "threadIdx.x / LANES * LANES & 31", "threadIdx.x / LANES & 31", "sddmm"
+    ),
+    "lanes_of_another_head": Fault(
+        "common/heads.cuh", "u / OWN * SPREAD, HEAD_LANES)", "u / OWN * SPREAD, 32)", "gatv2"
+    ),
+    "order_of_ties": Fault(
+        "reduce.cu", "other.place[v] < place[v]", "other.place[v] > place[v]", "min_first"
+    ),
+    "dropout_of_another_head": Fault(
+        "common/philox.cuh", "c2 = head / 4", "c2 = head / 8", "transformer_weights"
+    ),
+}
+
+
+def planted(folder: Path, fault: Fault) -> Path:
+    """Copies the kernels, with a fault."""
+    kernels = folder / "kernels"
+    shutil.copytree(sources.folder(), kernels)
+    path = kernels / fault.file
+    text = path.read_text()
+    assert text.count(fault.right) == 1, f"{fault.file} has it {text.count(fault.right)} times"
+    path.write_text(text.replace(fault.right, fault.wrong))
+    return kernels
+
+
+def compare(kernels: Path, fault: Fault, seed: int) -> None:
+    """Compares the case of a fault with plain PyTorch."""
+    (src, dst), num_src, num_dst = GRAPHS["hubs"]
+    with installed(CUDAEngine(HostRuntime(seed, kernels=kernels)), split=fault.split):
+        adj = Adjacency.from_pair(src, dst, num_src, num_dst)
+        assert adj is not None
+        if fault.case in test_host_attention.CASES:
+            test_host_attention.CASES[fault.case].check(adj)
+        else:
+            test_host_ops.CASES[fault.case].check(adj, 2, fault.channels, torch.float32)
+
+
+def seen(kernels: Path, fault: Fault, seeds: range) -> bool:
+    """Tells whether its case fails, in a child: what a wrong kernel reads may be no memory."""
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        try:
+            for seed in seeds:
+                compare(kernels, fault, seed)
+            os._exit(0)
+        except (AssertionError, HostError):
+            os._exit(SEEN)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, SEEN, -signal.SIGSEGV), f"the child ended with {code}"
+    return code != 0
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_in_a_kernel_is_seen(tmp_path: Path, name: str) -> None:
+    fault = FAULTS[name]
+    assert not seen(sources.folder(), fault, SEEDS[:1])
+    assert seen(planted(tmp_path, fault), fault, SEEDS)
