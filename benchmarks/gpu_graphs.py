@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from graphs import load
+from old_graphs import load
 from torch import Tensor
 
 SYNTHETIC = ("arxiv-like", "products4-like", "road-like", "tolokers-like")

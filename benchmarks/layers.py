@@ -33,8 +33,8 @@ from typing import Any
 import numba
 import torch
 import torch_geometric
-from graphs import load, power_law
-from registry import WIDTH, WITH_EDGES, Linears, layer_names, make_layers, peers_of
+from old_graphs import load, power_law
+from old_registry import WIDTH, WITH_EDGES, Linears, layer_names, make_layers, peers_of
 from torch import Tensor
 
 import pyg_ioaware

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
-from graphs import power_law
+from old_graphs import power_law
 from torch_geometric.nn import GATv2Conv, SAGEConv, TransformerConv
 
 import pyg_ioaware

@@ -1,0 +1,270 @@
+"""Measures one case on one graph: the gate first, then time, memory and set-up."""
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pyg_ioaware
+from benchmarks import gate
+from benchmarks.gate import Gate
+from benchmarks.graphs import Graph
+from benchmarks.providers import PROVIDERS, Provider, Variant
+from benchmarks.registry import Case, Problem
+from benchmarks.timing import Clock, Step, clocks, peak, summary, turns
+
+STEP = "forward+backward"
+MODES = ("inference", "forward", "backward", STEP, "host")
+Wanted = set[tuple[str, str, str]]
+"""Modes, states of the L2 cache, and providers that have no row yet."""
+
+
+@dataclass(frozen=True)
+class Options:
+    r"""How long is measured, and where.
+
+    Attributes:
+        device (str): :obj:`"cpu"` or :obj:`"cuda"`.
+        seconds (float): The time for each provider and mode.
+        least (int): How many runs there are at the least.
+        memory (bool): Whether peak memory is measured.
+        gate_on (Graph, optional): The graph on which results are compared, where the one that is
+            timed is too large for stock PyG.
+    """
+
+    device: str
+    seconds: float
+    least: int
+    memory: bool = True
+    gate_on: Graph | None = None
+
+
+@dataclass
+class Entry:
+    """A provider that passed, and what was found out on the way."""
+
+    provider: Provider
+    variant: Variant
+    found: dict[str, Any]
+
+
+def step(problem: Problem, variant: Variant, mode: str) -> Step:
+    """Returns the timed part of a mode, and what comes before it."""
+    grads: list[Tensor | None] = []  # the gradient of the output is made once
+
+    def forward(_: object = None) -> Tensor:
+        return variant.call()
+
+    def inference(_: object) -> Tensor:
+        with torch.no_grad():
+            return variant.call()
+
+    def backward(out: Tensor) -> object:
+        if not grads:
+            grads.append(gate.cotangent(out))
+        return gate.gradients(problem, out, grads[0])
+
+    def both(_: object) -> object:
+        out = variant.call()
+        return out, backward(out)
+
+    if mode == "backward":
+        return Step(backward, forward, scope=variant.scope)
+    run = {"inference": inference, "forward": forward}.get(mode, both)
+    return Step(run, scope=variant.scope)
+
+
+def measure(
+    case: Case, graph: Graph, dtype: torch.dtype, wanted: Wanted, options: Options
+) -> Iterator[dict[str, Any]]:
+    r"""Yields a row for each mode and provider that is wanted.
+
+    Args:
+        case (Case): The case.
+        graph (Graph): The graph.
+        dtype (torch.dtype): The dtype of the features.
+        wanted (set): What is to be measured.
+        options (Options): How it is.
+    """
+    names = [name for name in PROVIDERS if any(name == w[2] for w in wanted)]
+    problem = Problem.of(case, graph, dtype, options.device)
+    judged = problem
+    if options.gate_on is not None:
+        judged = Problem.of(case, options.gate_on, dtype, options.device)
+    try:
+        judge: Gate | None = Gate(judged)
+        failure: dict[str, Any] = {}
+    except Exception as error:
+        judge, failure = None, _failed(error)
+        failure["note"] = f"no reference: {failure['note']}"
+    passed = []
+    for name in names:
+        if judge is not None:
+            entry = _admit(PROVIDERS[name], problem, judge, options)
+            if isinstance(entry, Entry):
+                passed.append(entry)
+                continue
+            failure = entry
+        yield from ({"mode": m, "l2": c, "provider": p} | failure for m, c, p in wanted if p == name)
+    del judge, judged
+    yield from _timed(passed, problem, wanted, options)
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    """Returns the columns for what raised."""
+    text = (str(error) or type(error).__name__).splitlines()[0][:200]
+    full = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text
+    return {"status": "out of memory" if full else "error", "note": text}
+
+
+def _admit(
+    provider: Provider, problem: Problem, judge: Gate, options: Options
+) -> Entry | dict[str, Any]:
+    """Returns a provider's fastest variant if all are right, else the columns that say why not."""
+    clock = Clock()
+    try:
+        wrong = _verdict(provider, judge)
+        if wrong:
+            return {"status": "wrong", "note": wrong}
+        started = time.perf_counter()
+        pyg_ioaware.stats(reset=True)
+        first = next(iter(provider.variants(problem)))
+        with first.scope():
+            clock.sample(step(problem, first, STEP))
+        cold = 1e3 * (time.perf_counter() - started)
+        notes = [_fallbacks()]
+        best, ms, again = first, float("inf"), cold
+        if not provider.compiles:  # kernels are compiled now: what is left is the structure
+            started = time.perf_counter()
+            first = next(iter(provider.variants(problem)))
+            with first.scope():
+                clock.sample(step(problem, first, STEP))
+            again = 1e3 * (time.perf_counter() - started)
+        for variant in provider.variants(problem):
+            found = turns({"": step(problem, variant, STEP)}, clock, 0, 3)[""]
+            if sorted(found)[1] < ms:
+                best, ms = variant, sorted(found)[1]
+        notes.insert(0, best.label)
+        columns: dict[str, Any] = {"status": "ok", "note": "; ".join(filter(None, notes))}
+        if provider.compiles:
+            columns |= {"setup_ms": "0", "compile_ms": f"{max(cold - ms, 0):.2f}"}
+        else:
+            columns["setup_ms"] = f"{max(again - ms, 0):.2f}"
+            columns["compile_ms"] = f"{max(cold - again, 0):.2f}"
+        if options.memory:
+            columns |= peak(step(problem, best, STEP), options.device)
+        return Entry(provider, best, columns)
+    except Exception as error:
+        return _failed(error)
+
+
+def _verdict(provider: Provider, judge: Gate) -> str:
+    """Returns what is wrong with any variant of a provider."""
+    if not provider.gated:
+        return ""
+    for variant in provider.variants(judge.problem):
+        with variant.scope():
+            wrong = judge.verdict(variant.call)
+        if wrong:
+            return f"{variant.label}: {wrong}" if variant.label else wrong
+    return ""
+
+
+def _fallbacks() -> str:
+    """Returns why calls of the fused path ran on stock PyG, if any did."""
+    layers = pyg_ioaware.stats()["layers"].values()
+    reasons = sorted({reason for calls in layers for reason in calls["stock"]})
+    return f"in part on stock: {', '.join(reasons)}" if reasons else ""
+
+
+def _timed(
+    passed: list[Entry], problem: Problem, wanted: Wanted, options: Options
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of the providers that passed."""
+    size = problem.tensors[0].element_size()
+    for mode in MODES:
+        for clock in clocks(options.device, mode, tuple(sorted({c for _, c, _ in wanted}))):
+            due = [e for e in passed if (mode, clock.l2, e.provider.name) in wanted]
+            steps = {e.provider.name: step(problem, e.variant, mode) for e in due}
+            # Compiled code is run alone: it depends on the number of threads.
+            groups = [{e.provider.name} for e in due if e.provider.compiles]
+            groups.append({e.provider.name for e in due if not e.provider.compiles})
+            times: dict[str, list[float]] = {}
+            run = partial(turns, clock=clock, seconds=options.seconds, least=options.least)
+            for group in groups:
+                times |= run({name: steps[name] for name in steps if name in group})
+            traffic = None
+            if problem.case.traffic is not None:
+                traffic = problem.case.traffic(problem.graph, mode, size)
+            for entry in due:
+                row = {"mode": mode, "l2": clock.l2, "provider": entry.provider.name}
+                row |= entry.found if mode == STEP else _brief(entry.found)
+                row |= summary(times[entry.provider.name])
+                if traffic is not None:
+                    row |= {"bytes": traffic.total, "gathered": traffic.gathered}
+                    row |= {"row_bytes": traffic.row, "table_bytes": traffic.table}
+                yield row
+
+
+def _brief(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: found[name] for name in ("status", "note")}
+
+
+def structures(graph: Graph, wanted: Wanted, options: Options) -> Iterator[dict[str, Any]]:
+    """Yields what it takes to build the structure of a graph, in several orders of its edges."""
+    from torch_geometric import EdgeIndex
+    from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
+
+    from pyg_ioaware.graph.csr import Adjacency
+
+    graph = graph.to(options.device)
+    sizes = (graph.num_src, graph.num_dst)
+    src, dst = graph.edge_index
+    order = dst.argsort(stable=True)
+    torch.manual_seed(0)
+    mixed = torch.randperm(graph.num_edges).to(order.device)
+    orders = {"sorted": order, "unsorted": mixed}
+    edges = {name: graph.edge_index[:, o].contiguous() for name, o in orders.items()}
+    edges["both directions"] = edges["unsorted"]
+
+    def ours(pair: Tensor, mode: str) -> object:
+        adj = Adjacency.from_pair(*pair, *sizes)
+        assert adj is not None
+        if mode == "both directions":
+            adj.by_source_in_place  # noqa: B018
+        return adj
+
+    def sparse(pair: Tensor, mode: str) -> object:
+        adj = SparseTensor(row=pair[1], col=pair[0], sparse_sizes=sizes[::-1])
+        adj.storage.rowptr()
+        if mode == "both directions":
+            adj.storage.csr2csc(), adj.storage.colptr()
+        return adj
+
+    def edge_index(pair: Tensor, mode: str) -> object:
+        adj = EdgeIndex(pair, sparse_size=sizes).sort_by("col").values
+        return adj.fill_cache_(no_transpose=mode != "both directions")
+
+    makers: dict[str, Any] = {"ours": ours, "EdgeIndex": edge_index}
+    if WITH_TORCH_SPARSE:
+        makers["SparseTensor"] = sparse
+    degree = torch.bincount(dst, minlength=graph.num_dst)
+    for mode, pair in edges.items():
+        steps, row = {}, {"mode": mode, "l2": "warm"}
+        for name, make in makers.items():
+            if (mode, "warm", name) not in wanted:
+                continue
+            made = make(pair, mode)
+            rowptr = {"ours": lambda m: m.by_target.rowptr, "SparseTensor": lambda m: m.csr()[0]}
+            pointers = rowptr.get(name, lambda m: m.get_csc()[0][0])(made)
+            if not torch.equal(pointers.diff().long(), degree):
+                yield row | {"provider": name, "status": "wrong", "note": "degrees differ"}
+                continue
+            steps[name] = Step(lambda _, f=make, p=pair, m=mode: f(p, m), scope=nullcontext)
+        for name, times in turns(steps, Clock(), options.seconds, options.least).items():
+            yield row | {"provider": name, "status": "ok"} | summary(times)
