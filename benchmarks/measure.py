@@ -110,7 +110,9 @@ def measure(
                 passed.append(entry)
                 continue
             failure = entry
-        yield from ({"mode": m, "l2": c, "provider": p} | failure for m, c, p in wanted if p == name)
+        yield from (
+            {"mode": m, "l2": c, "provider": p} | failure for m, c, p in wanted if p == name
+        )
     del judge, judged
     yield from _timed(passed, problem, wanted, options)
 

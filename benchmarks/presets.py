@@ -5,7 +5,7 @@ shapes (2 heads of 64 channels, 8 of 32, 8 of 128) and widths (64 to 512). Its g
 hand, nor their sizes: the graphs are synthetic, and named so.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import STEP
@@ -19,13 +19,15 @@ class Study:
     r"""Every case on every graph.
 
     Attributes:
-        graphs (tuple): Names of graphs; those of files count only with ``--graphs``.
+        graphs (tuple): Names of graphs that are made.
         cases (tuple): Names of cases.
         dtypes (tuple): Names of dtypes.
         modes (tuple): What is timed of operations and layers.
         l2 (tuple): States of a GPU's L2 cache.
         providers (tuple): Who is measured; empty for all.
+        without (tuple): Who is not.
         gate_on (str): Where results are compared, if not on the graph itself.
+        files (tuple): Names of graphs that are read with ``--graphs``, where they are there.
     """
 
     graphs: tuple[str, ...]
@@ -34,8 +36,9 @@ class Study:
     modes: tuple[str, ...] = PASSES
     l2: tuple[str, ...] = ("warm",)
     providers: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     gate_on: str = ""
-    files: tuple[str, ...] = field(default=())
+    files: tuple[str, ...] = ()
 
     def names(self, folder: Path | None) -> tuple[str, ...]:
         """Returns the graphs that can be had."""
@@ -129,6 +132,7 @@ QUICK = (
         ("power_law:300:3000",),
         ("spmm-16", "max-16", "GATv2Conv-2x8", "transformer-2x8", "structure"),
         modes=(STEP,),
+        without=("torch.compile",),
     ),
     Study(("planted:400:4000",), ("train_GCN",)),
     Study(("none",), ("copy",)),

@@ -204,9 +204,7 @@ def _traffic(
     score = 8 * heads
     if base == "gatv2":
         if not back:
-            return Traffic(
-                e * (row + 4) + dst * (2 * row + score), e * row, row, src * row
-            )
+            return Traffic(e * (row + 4) + dst * (2 * row + score), e * row, row, src * row)
         edge = row + 4 + score + width // 8
         return Traffic(2 * e * edge + (2 * dst + src) * row, 2 * e * row, row, src * row)
     if not back:
@@ -291,9 +289,7 @@ LAYERS: dict[str, Callable[..., Case]] = {
     "GCNConv_cached": partial(
         _layer, make=lambda f: pyg.GCNConv(f, f, cached=True), adjacency=False
     ),
-    "SAGEConv_max": partial(
-        _layer, make=lambda f: pyg.SAGEConv(f, f, aggr="max"), bipartite=True
-    ),
+    "SAGEConv_max": partial(_layer, make=lambda f: pyg.SAGEConv(f, f, aggr="max"), bipartite=True),
     "GraphConv": partial(_layer, make=lambda f: pyg.GraphConv(f, f), bipartite=True),
     "GINConv": partial(_layer, make=lambda f: pyg.GINConv(torch.nn.Linear(f, f))),
     "TAGConv": partial(_layer, make=lambda f: pyg.TAGConv(f, f)),
@@ -362,4 +358,5 @@ class Problem:
         """Runs it on PyG, or on what stands in for the edges or the layer."""
         assert self.case.stock is not None
         edges = self.graph.edge_index if adjacency is None else adjacency
-        return self.case.stock(module or self.module, self.graph, edges, *self.tensors)
+        layer = self.module if module is None else module
+        return self.case.stock(layer, self.graph, edges, *self.tensors)

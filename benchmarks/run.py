@@ -77,8 +77,8 @@ def combinations(study: Study, case: Case, device: str, bipartite: bool) -> Want
         modes = ("sorted", "unsorted", "both directions")
         return {(mode, "warm", name) for mode in modes for name in names}
     names = tuple(providers_of(case, device, bipartite))
-    if study.providers:
-        names = tuple(name for name in names if name in study.providers)
+    chosen = study.providers or names
+    names = tuple(name for name in names if name in chosen and name not in study.without)
     found = set()
     for name in names:
         # Compilers take long, and keep no memory for a backward pass of its own.
