@@ -205,7 +205,7 @@ def planted(nodes: int, edges: int, classes: int = 10, width: int = 64) -> Graph
     inside = members[start[y[src]] + rng.integers(0, 2**31, len(src)) % count[y[src]]]
     dst = np.where(rng.random(len(src)) < 0.6, inside, rng.integers(0, nodes, len(src)))
     graph = _undirected(np.stack([src, dst]), nodes)
-    x = rng.normal(size=(classes, width))[y] + rng.normal(0, 6, (nodes, width))
+    x = rng.normal(0, 0.4, (classes, width))[y] + rng.normal(size=(nodes, width))
     train = torch.from_numpy(rng.random(nodes) < 0.5)
     labels = torch.from_numpy(x).float(), torch.from_numpy(y), train, ~train
     return replace(graph, task=labels)

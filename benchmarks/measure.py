@@ -110,9 +110,9 @@ def measure(
                 passed.append(entry)
                 continue
             failure = entry
-        yield from (
-            {"mode": m, "l2": c, "provider": p} | failure for m, c, p in wanted if p == name
-        )
+        for mode, l2, provider in sorted(wanted):
+            if provider == name:
+                yield {"mode": mode, "l2": l2, "provider": name} | failure
     del judge, judged
     yield from _timed(passed, problem, wanted, options)
 
@@ -226,7 +226,7 @@ def structures(graph: Graph, wanted: Wanted, options: Options) -> Iterator[dict[
 
     graph = graph.to(options.device)
     sizes = (graph.num_src, graph.num_dst)
-    src, dst = graph.edge_index
+    dst = graph.edge_index[1]
     order = dst.argsort(stable=True)
     torch.manual_seed(0)
     mixed = torch.randperm(graph.num_edges).to(order.device)

@@ -95,12 +95,14 @@ def _turbo_gnn(problem: Problem) -> Calls:
             out = gatv2_aggr(g, t[1], x_neighbors=t[0], attention_weights=t[2], negative_slope=0.2)
         elif problem.case.base == "transformer":
             scale = t[0].size(-1) ** -0.5
-            out = graph_transformer_aggr(g, t[0], Q=t[0], K=t[1], V=t[2], scale=scale)
+            # What it calls queries are those of the sources.
+            out = graph_transformer_aggr(g, t[0], Q=t[1], K=t[0], V=t[2], scale=scale)
         else:
             return spmm_aggr(t[0], g.forward_indptr, g.forward_indices, "none", -1, 256)
         return out.view(t[1].shape)
 
-    for quantile, undirected in product((-1, 0.95, 0.99), (False, True)[: 1 + symmetric]):
+    quantiles = (-1, 0.95, 0.99) if problem.case.base == "max" else (-1,)
+    for quantile, undirected in product(quantiles, (False, True)[: 1 + symmetric]):
         ends = (there.rowptr, there.idx) if undirected else (back.rowptr, back.idx)
         g = Buckets.from_csr(
             *(there.rowptr, there.idx, *ends), quantile=quantile, index_dtype=torch.int32

@@ -127,7 +127,7 @@ def losses(found: list[Row]) -> list[str]:
     """Returns, as lines, where another provider is faster than the fused path."""
     lost: dict[tuple[str, ...], list[str]] = {}
     for key, group in groups(found).items():
-        machine, threads, graph, case, dtype, mode, l2 = key
+        machine, _, graph, case, dtype, mode, l2 = key
         for name, row in group.items():
             known = "ours" in group and name not in ("linears", "machine")
             if known and not name.startswith("ours") and ms(row) < ms(group["ours"]):
@@ -175,13 +175,13 @@ def bars(ax: Any, found: list[Row], value: Callable[[Row, Row], float], label: s
         for j, group in enumerate(grouped.values()):
             rows_ = group.get("stock"), group.get(name)
             if rows_[0] is not None and rows_[1] is not None:
-                places.append(j + (i - len(names) / 2) * 0.8 / len(names))
+                places.append(j + (i - (len(names) - 1) / 2) * 0.8 / len(names))
                 heights.append(value(rows_[0], rows_[1]))
         ax.bar(places, heights, 0.8 / max(len(names), 1), label=name)
     ax.axhline(1, color="black", linewidth=0.5)
     ax.set_xticks(range(len(grouped)), list(grouped), rotation=60, ha="right", fontsize=7)
     ax.set(yscale="log", ylabel=label)
-    ax.legend(fontsize=7)
+    _legend(ax)
 
 
 def faster(stock: Row, row: Row) -> float:
@@ -209,22 +209,28 @@ def roofs(ax: Any, found: list[Row]) -> None:
         mine = [(float(r["table_bytes"]), got) for r, got, _ in reached if r["case"] == case]
         ax.plot(*zip(*mine, strict=True), "o", markersize=4, label=case)
     ax.set(xscale="log", yscale="log", xlabel="bytes of the table", ylabel="gathered GB/s")
-    ax.legend(fontsize=6)
+    _legend(ax)
 
 
-SCALINGS: dict[str, tuple[str, Callable[[str, list[float], Row], float | None]]] = {
-    "edges": ("edges", lambda n, w, r: float(r["edges"]) if n == "power_law" else None),
-    "skew": ("exponent", lambda n, w, r: w[2] if n == "power_law" and len(w) > 2 else None),
-    "hub": ("edges of the hub", lambda n, w, r: max(w[2], 1) if n == "hub" else None),
+SCALINGS: dict[str, tuple[str, Callable[[str, list[float]], float | None]]] = {
+    "edges": (
+        "edges",
+        lambda n, w: w[1] if n == "power_law" and len(w) == 2 else None,
+    ),
+    "skew": ("exponent", lambda n, w: w[2] if n == "power_law" and len(w) > 2 else None),
+    "hub": ("edges of the hub", lambda n, w: max(w[2], 1.0) if n == "hub" else None),
 }
 
 
-def scalings(axes: Iterable[Any], found: list[Row]) -> None:
-    """Draws time for each edge over the number of edges, the skew, and the size of a hub."""
-    for ax, (label, place) in zip(axes, SCALINGS.values(), strict=True):
+def scalings(axes: Any, found: list[Row]) -> None:
+    """Draws time for each edge over edges, skew and the size of a hub, and rates over shapes."""
+    shapes(axes[3], found)
+    for ax, (label, place) in zip(axes, SCALINGS.values(), strict=False):
         lines: dict[str, list[tuple[float, float]]] = {}
         for key, group in groups(found, STEP, "forward").items():
-            x = place(*spec(key[2]), next(iter(group.values())))
+            x = place(*spec(key[2]))
+            if key[5] != (STEP if key[3][:1].isupper() else "forward"):
+                continue
             for name in ("stock", "ours"):
                 if x is not None and name in group and key[4] == "float32" and key[6] == "warm":
                     point = x, 1e6 * ms(group[name]) / float(group[name]["edges"])
@@ -234,8 +240,7 @@ def scalings(axes: Iterable[Any], found: list[Row]) -> None:
                 style = "--" if name.endswith("stock") else "-"
                 ax.plot(*zip(*sorted(points), strict=True), style, marker=".", label=name)
         ax.set(xscale="log", yscale="log", xlabel=label, ylabel="ns for each edge")
-        if ax.lines:
-            ax.legend(fontsize=5)
+        _legend(ax)
 
 
 def shapes(ax: Any, found: list[Row]) -> None:
@@ -250,8 +255,21 @@ def shapes(ax: Any, found: list[Row]) -> None:
         ax.plot(list(cases), means, "o", label=dtype)
     ax.tick_params(axis="x", rotation=90, labelsize=6)
     ax.set(ylabel="gathered GB/s, forward")
-    if ax.lines:
-        ax.legend(fontsize=7)
+    _legend(ax)
+
+
+def _legend(ax: Any) -> None:
+    """Puts the legend where nothing is drawn."""
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+PICTURES: dict[str, tuple[int, Callable[[Any, list[Row]], None]]] = {
+    "speed": (1, lambda axes, found: bars(axes[0], found, faster, "times faster than stock")),
+    "memory": (1, lambda axes, found: bars(axes[0], found, smaller, "times less memory")),
+    "roofline": (1, lambda axes, found: roofs(axes[0], found)),
+    "scaling": (4, scalings),
+}
 
 
 def draw(found: list[Row], out: Path) -> list[Path]:
@@ -266,14 +284,9 @@ def draw(found: list[Row], out: Path) -> list[Path]:
     for machine in sorted({row["machine"] for row in found}):
         here = [row for row in found if row["machine"] == machine]
         stem = re.sub(r"\W+", "-", machine).strip("-").lower()
-        for name, paint, panels in (
-            ("speed", lambda axes: bars(axes[0], here, faster, "times faster than stock"), 1),
-            ("memory", lambda axes: bars(axes[0], here, smaller, "times less memory"), 1),
-            ("roofline", lambda axes: roofs(axes[0], here), 1),
-            ("scaling", lambda axes: (scalings(axes[:3], here), shapes(axes[3], here)), 4),
-        ):
+        for name, (panels, paint) in PICTURES.items():
             figure, axes = plt.subplots(1, panels, figsize=(max(10, 6 * panels), 6), squeeze=False)
-            paint(axes[0])
+            paint(axes[0], here)
             figure.suptitle(machine)
             figure.tight_layout()
             written.append(out / f"{stem}-{name}.png")

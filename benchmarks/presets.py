@@ -11,6 +11,8 @@ from pathlib import Path
 from benchmarks.measure import STEP
 from benchmarks.registry import LAYERS, TRAINED
 
+NONE = "none"
+"""Stands for a graph where none is needed."""
 PASSES = ("forward", "backward", STEP)
 
 
@@ -64,7 +66,7 @@ CUDA_FILES = (
 )
 
 CPU = (
-    Study(("none",), MACHINE),
+    Study((NONE,), MACHINE),
     Study(("power_law:20000:400000",), (*FOUR, *OPS, "structure"), files=CPU_FILES),
     Study(("molecules:1000", "sampled:100000:2000000:512"), (*FOUR, *EDGES), modes=(STEP,)),
     Study(("mesh:40000", "bipartite:40000:20000:8"), (*EDGES, "transformer-4x32"), modes=(STEP,)),
@@ -72,7 +74,7 @@ CPU = (
     Study(("planted:20000:400000",), TRAIN, files=("coauthor_cs", "amazon_computers")),
 )
 CUDA = (
-    Study(("none",), MACHINE),
+    Study((NONE,), MACHINE),
     Study(
         ("arxiv-like", "products4-like", "road-like", "tolokers-like"),
         OPS,
@@ -135,7 +137,7 @@ QUICK = (
         without=("torch.compile",),
     ),
     Study(("planted:400:4000",), ("train_GCN",)),
-    Study(("none",), ("copy",)),
+    Study((NONE,), ("copy",)),
 )
 _LARGE = Study(
     ("power_law:500000:10000000",),

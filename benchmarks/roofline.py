@@ -13,6 +13,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,7 @@ class Ceiling:
 def _between(points: list[tuple[float, float]], x: float) -> float:
     if x <= points[0][0]:
         return points[0][1]
-    for (a, low), (b, high) in zip(points, points[1:], strict=False):
+    for (a, low), (b, high) in pairwise(points):
         if x <= b:
             return low + (high - low) * (x - a) / (b - a)
     return points[-1][1]

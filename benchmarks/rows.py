@@ -150,7 +150,8 @@ def _machine(device: str) -> dict[str, str]:
     if device == "cuda":
         query = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         driver = _output(*query).splitlines()
-        return {"machine": torch.cuda.get_device_name(), "driver": driver[0] if driver else ""}
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        return {"machine": name, "driver": driver[0] if driver else ""}
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tqdm import tqdm
 from benchmarks import graphs, measure, roofline, rows, train
 from benchmarks.graphs import Graph
 from benchmarks.measure import STEP, Options, Wanted
-from benchmarks.presets import PRESETS, Study
+from benchmarks.presets import NONE, PRESETS, Study
 from benchmarks.providers import PROVIDERS
 from benchmarks.registry import Case, Problem, case
 
@@ -92,26 +93,27 @@ def combinations(study: Study, case: Case, device: str, bipartite: bool) -> Want
 
 
 def plan(args: argparse.Namespace) -> Iterator[Work]:
-    """Yields what a preset and the filter ask for."""
-    chosen = re.compile(args.filter)
+    """Yields what a preset and the filter ask for, each row once."""
+    chosen, seen = re.compile(args.filter), set()
     for study in PRESETS[args.preset][args.device]:
         names = study.names(args.graphs)
-        if args.names and study.graphs != ("none",):
+        if args.names and study.graphs != (NONE,):
             names = tuple(args.names)
-        for name in names:
-            for case_name in args.cases or study.cases:
-                found = case(case_name)
-                bipartite = name.startswith("bipartite:")
-                if bipartite and not found.bipartite:
-                    continue
-                dtypes = study.dtypes if found.kind in ("op", "layer") else ("float32",)
-                for dtype in dtypes:
-                    work = Work(name, found, dtype, set(), study.gate_on)
-                    for key in combinations(study, found, args.device, bipartite):
-                        if chosen.search(" ".join(work.key(*key).values())):
-                            work.wanted.add(key)
-                    if work.wanted:
-                        yield work
+        for name, case_name in product(names, args.cases or study.cases):
+            found, bipartite = case(case_name), name.startswith("bipartite:")
+            fits = (found.kind == "machine") == (name == NONE)
+            if not fits or (bipartite and not found.bipartite):
+                continue
+            dtypes = study.dtypes if found.kind in ("op", "layer") else ("float32",)
+            for dtype in dtypes:
+                work = Work(name, found, dtype, set(), study.gate_on)
+                for key in combinations(study, found, args.device, bipartite):
+                    text = " ".join(work.key(*key).values())
+                    if text not in seen and chosen.search(text):
+                        seen.add(text)
+                        work.wanted.add(key)
+                if work.wanted:
+                    yield work
 
 
 def rows_of(work: Work, graph: Graph, options: Options) -> Iterator[dict[str, Any]]:
@@ -180,6 +182,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore")
+    if args.device == "cuda" and not (torch.cuda.is_available() or args.list):
+        raise SystemExit("no CUDA device was found")
     origin = rows.environment(args.device, args.commit)
     table = rows.Table(args.out, args.retry)
     if args.out is None:
@@ -211,7 +215,8 @@ def main(argv: list[str] | None = None) -> int:
             if cached[0] != name and work.case.kind != "machine":
                 cached = (name, graphs.read(work.graph, args.graphs, work.case.kind == "train"))
             graph = cached[1]
-            sizes = dict(zip(rows.SIZES, (graph.num_src, graph.num_dst, graph.num_edges)))
+            counted = (graph.num_src, graph.num_dst, graph.num_edges)
+            sizes = dict(zip(rows.SIZES, counted, strict=True))
             sizes = {} if work.case.kind == "machine" else sizes
             for found in rows_of(work, graph, options_of(args, work.gate_on)):
                 key = work.key(found["mode"], found["l2"], found["provider"])

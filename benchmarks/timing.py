@@ -135,7 +135,8 @@ def turns(
 
 def summary(times: list[float]) -> dict[str, Any]:
     """Returns the median and the quartiles as columns."""
-    low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
+    times = times if len(times) > 1 else times * 2
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
     return {
         **{"median_ms": f"{middle:.4f}", "q1_ms": f"{low:.4f}", "q3_ms": f"{high:.4f}"},
         "runs": len(times),
