@@ -129,8 +129,9 @@ def _edge_index(problem: Problem) -> Iterator[Variant]:
 
 
 def _compiled(problem: Problem) -> Iterator[Variant]:
+    torch._dynamo.reset()
+    torch._inductor.config.force_disable_caches = True  # or the time to compile would not be one
     for threads in thread_counts(problem.graph.edge_index.device.type):
-        torch._dynamo.reset()
         with _threads(threads):
             target = problem.module if problem.module is not None else problem.run
             fast = torch.compile(target, dynamic=False)

@@ -25,6 +25,7 @@ import torch
 from torch_geometric.typing import WITH_TORCH_SPARSE
 from tqdm import tqdm
 
+import pyg_ioaware
 from benchmarks import graphs, measure, roofline, rows, train
 from benchmarks.graphs import Graph
 from benchmarks.measure import STEP, Options, Wanted
@@ -226,6 +227,9 @@ def main(argv: list[str] | None = None) -> int:
                 bar.update()
                 counts[row["status"]] += 1
                 ours_failed |= found["provider"].startswith("ours") and row["status"] != "ok"
+            pyg_ioaware.clear_cache()
+            if args.device == "cuda":
+                torch.cuda.empty_cache()
     print(", ".join(f"{n} {status}" for status, n in counts.items()) or "nothing left to measure")
     return int(ours_failed)
 

@@ -1,5 +1,6 @@
 """End to end: epochs of models of three layers, stock and fused in turns, to equal accuracy."""
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -87,7 +88,11 @@ def _loader(data: Data) -> Any:
     from torch_geometric.loader import NeighborLoader
 
     return NeighborLoader(
-        data.cpu(), [10, 10, 10], input_nodes=data.train_mask.cpu(), batch_size=512, shuffle=True
+        copy.copy(data).cpu(),
+        [10, 10, 10],
+        input_nodes=data.train_mask.cpu(),
+        batch_size=512,
+        shuffle=True,
     )
 
 
