@@ -179,8 +179,14 @@ def test_worse_than_stock_passes_within_twice_its_error(monkeypatch):
     assert {r["status"] for r in found.values()} == {"ok"}
 
 
+def test_ties_in_half_precision_may_be_shared_by_other_rules():
+    names = ("stock", "ours", "ours ties=first", "ours ties=exact")
+    found = measured("max-8", dtype=torch.bfloat16, names=names)
+    assert {r["status"] for r in found.values()} == {"ok"}, found
+
+
 def test_without_a_reference_nothing_is_timed(monkeypatch):
-    def fails(*args):
+    def fails(*args, **kwargs):
         raise MemoryError("no room")
 
     monkeypatch.setattr(measure, "Gate", fails)
