@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,7 @@ class Graph:
 
     def to(self, device: str) -> "Graph":
         attr = None if self.edge_attr is None else self.edge_attr.to(device)
-        task = None if self.task is None else tuple(t.to(device) for t in self.task)
+        task: Any = None if self.task is None else tuple(t.to(device) for t in self.task)
         return replace(self, edge_index=self.edge_index.to(device), edge_attr=attr, task=task)
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.registry import Problem
-from pyg_ioaware.graph.csr import Adjacency
 
 Calls = Iterator[tuple[str, Callable[[], Tensor]]]
 
@@ -35,13 +34,6 @@ class Peer:
     ops: tuple[str, ...]
     module: str
     device: str = ""
-
-
-def _adjacency(problem: Problem) -> Adjacency:
-    graph = problem.graph
-    adj = Adjacency.from_pair(*graph.edge_index, graph.num_src, graph.num_dst)
-    assert adj is not None
-    return adj
 
 
 def _dgl(problem: Problem) -> Calls:
@@ -83,7 +75,7 @@ def _turbo_gnn(problem: Problem) -> Calls:
 
     if problem.graph.bipartite:
         raise ValueError("takes no bipartite graphs")
-    adj, t = _adjacency(problem), problem.tensors
+    adj, t = problem.structure(), problem.tensors
     there, back = adj.by_target, adj.by_source
     # A symmetric graph may be given as undirected: both directions are then the same arrays.
     symmetric = torch.equal(there.rowptr, back.rowptr) and torch.equal(there.idx, back.idx)
@@ -113,7 +105,7 @@ def _turbo_gnn(problem: Problem) -> Calls:
 def _cudnn(problem: Problem) -> Calls:
     from cudnn.gnn import CscGraph, agg_simple, mha_gat_v2
 
-    rows, t = _adjacency(problem).by_target, problem.tensors
+    rows, t = problem.structure().by_target, problem.tensors
     g = CscGraph(rows.rowptr, rows.idx, problem.graph.num_src)
     base = problem.case.base
     if base != "gatv2":

@@ -140,6 +140,23 @@ def losses(found: list[Row]) -> list[str]:
     ]
 
 
+def means(found: list[Row]) -> list[str]:
+    """Returns, as lines, geometric means over graphs of what others take of the patched time."""
+    ratios: dict[tuple[str, ...], list[float]] = {}
+    for (machine, _, _, *rest), group in groups(found).items():
+        peer = best_peer(group)
+        for name, row in (("stock", group.get("stock")), ("the best other", peer)):
+            ratio = ms(row) / ms(group.get("ours"))
+            if not math.isnan(ratio):
+                ratios.setdefault((machine, *rest, name), []).append(ratio)
+    return [
+        f"- {machine}: {case}, {dtype}, {mode}, {l2} L2: {name} takes "
+        f"{statistics.geometric_mean(values):.2f} times the patched time ({len(values)} graphs)"
+        for (machine, case, dtype, mode, l2, name), values in ratios.items()
+        if len(values) > 1
+    ]
+
+
 def insert(path: Path, text: str) -> None:
     r"""Puts a text between the markers of a file.
 
@@ -305,7 +322,7 @@ def main(argv: list[str] | None = None) -> None:
     found = [row for path in args.csv for row in rows.read(path)]
     text = table(found, args.filter)
     lost = losses(found)
-    print(text, "", "Where others are faster:" if lost else "", *lost, sep="\n")
+    print(text, "", *means(found), "", "Where others are faster:" if lost else "", *lost, sep="\n")
     if args.readme is not None:
         insert(args.readme, text)
     for path in draw(found, args.out) if args.out is not None else ():

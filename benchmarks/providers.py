@@ -20,7 +20,6 @@ from torch_geometric import EdgeIndex
 import pyg_ioaware
 from benchmarks import peers
 from benchmarks.registry import Problem
-from pyg_ioaware.graph.csr import Adjacency
 
 Call = Callable[[], Tensor]
 Scope = Callable[[], AbstractContextManager[Any]]
@@ -87,22 +86,14 @@ def _stock(problem: Problem) -> Iterator[Variant]:
     yield Variant(problem.run)
 
 
-def structure(problem: Problem) -> Adjacency:
-    """Builds the structure of the fused operations, for both directions."""
-    graph = problem.graph
-    adj = Adjacency.from_pair(*graph.edge_index, graph.num_src, graph.num_dst)
-    assert adj is not None
-    adj.by_source_in_place  # noqa: B018
-    return adj
-
-
 def _ours(problem: Problem, **options: Any) -> Iterator[Variant]:
     if problem.case.ours is None:
         pyg_ioaware.clear_cache()
         yield Variant(problem.run, scope=partial(pyg_ioaware.patched, strict=False))
     else:
-        call = partial(problem.case.ours, structure(problem), *problem.tensors, **options)
-        yield Variant(call)
+        adj = problem.structure()
+        adj.by_source_in_place  # noqa: B018
+        yield Variant(partial(problem.case.ours, adj, *problem.tensors, **options))
 
 
 def _sparse_tensor(problem: Problem) -> Iterator[Variant]:
@@ -168,7 +159,7 @@ class _Product(torch.autograd.Function):
 
 
 def _torch_csr(problem: Problem) -> Iterator[Variant]:
-    adj, x, graph = structure(problem), problem.tensors[0], problem.graph
+    adj, x, graph = problem.structure(), problem.tensors[0], problem.graph
     ones = torch.ones(graph.num_edges, dtype=x.dtype, device=x.device)
     matrices = [
         torch.sparse_csr_tensor(rows.rowptr, rows.idx, ones, size)

@@ -348,6 +348,13 @@ class Problem:
         given = (t.detach().to(device, dtype).requires_grad_(t.requires_grad) for t in made)
         return cls(case, graph.to(device), module, tuple(given))
 
+    def structure(self) -> Adjacency:
+        """Builds the structure of the fused operations."""
+        ends, graph = self.graph.edge_index, self.graph
+        adj = Adjacency.from_pair(ends[0], ends[1], graph.num_src, graph.num_dst)
+        assert adj is not None
+        return adj
+
     @property
     def leaves(self) -> list[Tensor]:
         """What gradients are taken of."""

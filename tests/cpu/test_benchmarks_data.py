@@ -257,6 +257,10 @@ def test_table_shows_wins_losses_and_what_failed():
         "tiny 0.50",
         "- m: spmm-16, float32, forward, warm L2, torch CSR takes, of the patched time: g 0.80",
     ]
+    assert plot.means(SMALL) == [
+        "- m: GCNConv-16, float32, forward+backward, warm L2: stock takes 2.24 times the patched "
+        "time (2 graphs)"
+    ]
     assert "tiny" not in plot.table(SMALL, "^g ")
     newer = row(commit="c2", median_ms="50.0")
     assert "| 50 | 2.0x |" in plot.table([*SMALL, newer])
