@@ -75,9 +75,10 @@ def gatherers(table: Tensor, index: Tensor) -> dict[str, Callable[[], object]]:
         given = [cupy.from_dlpack(t.detach()) for t in (table, narrow, out)]
         sizes = (cupy.int32(words), cupy.int32(count))
 
-        def launch() -> None:
+        def launch() -> Tensor:
             with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
                 kernel(*shape, (*given, *sizes))
+            return out
 
         found["kernel"] = launch
     return found

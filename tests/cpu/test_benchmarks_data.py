@@ -3,12 +3,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from graphs import ON_CPU
 from torch_geometric.utils import coalesce, is_undirected
 
 from benchmarks import compare, graphs, measure, plot, roofline, rows
 
 ROOT = Path(__file__).parents[2]
 WARM = "warm"
+pytestmark = pytest.mark.skipif(not ON_CPU, reason="tests/gpu has its own")
 FAST = measure.Options("cpu", seconds=0, least=2, memory=False)
 
 
