@@ -161,6 +161,16 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def alive(device: str) -> bool:
+    """Returns whether a device still works: one bad access ends it for the whole process."""
+    try:
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def shown(row: dict[str, Any]) -> str:
     """Returns a line for a row."""
     names = ("graph", "case", "dtype", "mode", "l2", "provider")
@@ -176,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measures what has no row yet.
 
     Returns:
-        int: 1 if the fused path failed anywhere, else 0.
+        int: 1 if the fused path failed anywhere, or a graph or the device was lost, else 0.
     """
     args = parser().parse_args(argv)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -203,35 +213,44 @@ def main(argv: list[str] | None = None) -> int:
             for key in sorted(work.wanted):
                 print(*work.key(*key).values())
         return 0
-    began, counts = time.monotonic(), Counter[str]()
-    cached: tuple[str, Graph] = ("", SMALL)
-    ours_failed = False
+    began, counts, failed, lost = time.monotonic(), Counter[str](), False, ""
+    cached: tuple[Any, Graph] = (None, SMALL)
     with tqdm(total=total, unit="row", disable=None) as bar:
         for work in due:
-            if args.budget and time.monotonic() - began > 60 * args.budget:
-                tqdm.write("the time is up: the same command goes on from here")
+            if lost or (args.budget and time.monotonic() - began > 60 * args.budget):
+                tqdm.write(lost or "the time is up: the same command goes on from here")
                 break
             bar.set_description(f"{work.graph} {work.case.name}")
-            name = f"{work.graph} {work.case.kind == 'train'}"
+            name = (work.graph, work.case.kind == "train")
             if cached[0] != name and work.case.kind != "machine":
-                cached = (name, graphs.read(work.graph, args.graphs, work.case.kind == "train"))
+                try:
+                    cached = (name, graphs.read(work.graph, args.graphs, name[1]))
+                except Exception as error:
+                    tqdm.write(f"{work.graph} {work.case.name}: no graph: {error}")
+                    failed = True
+                    continue
             graph = cached[1]
             counted = (graph.num_src, graph.num_dst, graph.num_edges)
             sizes = dict(zip(rows.SIZES, counted, strict=True))
             sizes = {} if work.case.kind == "machine" else sizes
             for found in rows_of(work, graph, options_of(args, work.gate_on)):
-                key = work.key(found["mode"], found["l2"], found["provider"])
-                row = key | sizes | found | origin
+                if lost and not lost.startswith(f"{found['provider']}:"):
+                    break
+                row = work.key(found["mode"], found["l2"], found["provider"]) | sizes
+                row |= found | origin
                 table.add(row)
                 tqdm.write(shown(row))
                 bar.update()
                 counts[row["status"]] += 1
-                ours_failed |= found["provider"].startswith("ours") and row["status"] != "ok"
+                failed |= found["provider"].startswith("ours") and row["status"] != "ok"
+                if row["status"] == "error" and not alive(args.device):
+                    failed = True
+                    lost = f"{found['provider']}: the device is lost: the same command goes on"
             pyg_ioaware.clear_cache()
-            if args.device == "cuda":
+            if args.device == "cuda" and not lost:
                 torch.cuda.empty_cache()
     print(", ".join(f"{n} {status}" for status, n in counts.items()) or "nothing left to measure")
-    return int(ours_failed)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from benchmarks import (
     registry,
     rows,
     run,
-    timing,
     train,
 )
 
@@ -168,6 +166,31 @@ def test_a_provider_that_fails_is_reported_and_not_timed(monkeypatch, make, stat
     assert found["ours"]["status"] == "ok"
 
 
+def test_a_lost_device_ends_the_run_and_is_the_fault_of_one(monkeypatch, tmp_path, capsys):
+    bad = providers.Provider("bad", raises, lambda problem: problem.case.kind == "layer")
+    known = {"bad": bad, "ours": providers.PROVIDERS["ours"]}
+    monkeypatch.setattr(measure, "PROVIDERS", known)
+    monkeypatch.setattr(run, "PROVIDERS", known)
+    monkeypatch.setattr(run, "alive", lambda device: False)
+    words = ["--device", "cpu", "--quick", "--names", "grid:4", "--cases", "GCNConv-8"]
+    words += ["--filter", "float32 (forward|backward) ", "--out", str(tmp_path / "t.csv")]
+    assert run.main(words) == 1
+    found = rows.read(tmp_path / "t.csv")
+    assert {(r["provider"], r["mode"]) for r in found} == {("bad", "forward"), ("bad", "backward")}
+    monkeypatch.undo()
+    monkeypatch.setattr(run, "PROVIDERS", known)
+    monkeypatch.setattr(measure, "PROVIDERS", known)
+    assert run.main(words) == 0
+    assert {r["status"] for r in rows.read(tmp_path / "t.csv") if r["provider"] == "ours"} == {"ok"}
+
+
+def test_a_graph_that_cannot_be_made_is_left_out(tmp_path, capsys):
+    out = str(tmp_path / "t.csv")
+    words = ["--quick", "--device", "cpu", "--names", "bad:1", "grid:4", "--out", out]
+    assert run.main([*words, "--filter", "spmm-16 .* stock$"]) == 1
+    assert [r["graph"] for r in rows.read(tmp_path / "t.csv")] == ["grid:4"]
+
+
 def test_a_run_whose_fused_path_fails_ends_with_an_error(monkeypatch, tmp_path):
     bad = replace(providers.PROVIDERS["ours"], variants=wrong_value)
     monkeypatch.setitem(providers.PROVIDERS, "ours", bad)
@@ -311,65 +334,3 @@ def test_structures_and_training_give_a_row_for_each_provider():
     assert all(float(r["accuracy"]) > 0.2 for r in found)
     (failed,) = train.measure(case, graphs.read("grid:4"), {("epoch", WARM, "ours")}, FAST)
     assert (failed["status"], failed["note"]) == ("error", "no labels")
-
-
-# Times
-
-
-def test_summary_stays_within_what_was_measured():
-    assert timing.summary([3.0])["median_ms"] == "3.0000"
-    found = timing.summary([1.0, 9.0])
-    assert [found[k] for k in ("q1_ms", "median_ms", "q3_ms")] == ["3.0000", "5.0000", "7.0000"]
-
-
-def test_device_times_are_those_between_two_events(monkeypatch):
-    seen = []
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            seen.append("event")
-
-        def elapsed_time(self, end):
-            return 7.0
-
-    class Flushed:
-        def zero_(self):
-            seen.append("flush")
-
-    cuda = {"Event": Event, "_sleep": lambda _: seen.append("sleep")}
-    cuda["synchronize"] = lambda: seen.append("sync")
-    for name, value in cuda.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: Flushed())
-    step = timing.Step(lambda given: seen.append(given), lambda: seen.append("prepare") or "run")
-    warm, cold = timing.clocks("cuda", "forward", ("warm", "cold"))
-    assert warm.sample(step) == 7.0
-    assert seen == ["prepare", "sleep", "event", "run", "event", "sync"]
-    seen.clear()
-    assert cold.sample(step) == 7.0
-    assert seen == ["prepare", "sleep", "flush", "event", "run", "event", "sync"]
-    (host,) = timing.clocks("cuda", "host", ("warm", "cold"))
-    assert host.sample(step) < 7.0
-    monkeypatch.undo()
-
-
-def test_turns_alternate_and_time_only_the_run(monkeypatch):
-    seen, now = [], [0.0]
-
-    def work(seconds, result=None):
-        now[0] += seconds
-        return result
-
-    def step(name):
-        return timing.Step(lambda given: seen.append(given) or work(0.021), lambda: work(1, name))
-
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    times = timing.turns({"a": step("a"), "b": step("b")}, timing.Clock(), 0, 3)
-    assert times == {name: [pytest.approx(21)] * 3 for name in "ab"}
-    assert "".join(seen) == "aabb" + "ab" * 3
-    short = {"a": timing.Step(lambda _: work(0.004))}
-    assert timing.turns(short, timing.Clock(), 0, 8) == {"a": [pytest.approx(4)] * 10}
-    assert timing.turns({}, timing.Clock(), 0, 3) == {}

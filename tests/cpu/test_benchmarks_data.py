@@ -1,12 +1,13 @@
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from graphs import ON_CPU
 from torch_geometric.utils import coalesce, is_undirected
 
-from benchmarks import compare, graphs, measure, plot, roofline, rows
+from benchmarks import compare, graphs, measure, plot, roofline, rows, timing
 
 ROOT = Path(__file__).parents[2]
 WARM = "warm"
@@ -163,6 +164,68 @@ def test_files_are_read(tmp_path):
     assert graphs.read("genes@2", tmp_path).edge_index.tolist() == [[0, 1], [1, 0]]
     with pytest.raises(ValueError, match="no graph 'nothing'"):
         graphs.read("nothing", tmp_path)
+
+
+# Times
+
+
+def test_summary_stays_within_what_was_measured():
+    assert timing.summary([3.0])["median_ms"] == "3.0000"
+    found = timing.summary([1.0, 9.0])
+    assert [found[k] for k in ("q1_ms", "median_ms", "q3_ms")] == ["3.0000", "5.0000", "7.0000"]
+
+
+def test_device_times_are_those_between_two_events(monkeypatch):
+    seen = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            seen.append("event")
+
+        def elapsed_time(self, end):
+            return 7.0
+
+    class Flushed:
+        def zero_(self):
+            seen.append("flush")
+
+    cuda = {"Event": Event, "_sleep": lambda _: seen.append("sleep")}
+    cuda["synchronize"] = lambda: seen.append("sync")
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: Flushed())
+    step = timing.Step(lambda given: seen.append(given), lambda: seen.append("prepare") or "run")
+    warm, cold = timing.clocks("cuda", "forward", ("warm", "cold"))
+    assert warm.sample(step) == 7.0
+    assert seen == ["prepare", "sleep", "event", "run", "event", "sync"]
+    seen.clear()
+    assert cold.sample(step) == 7.0
+    assert seen == ["prepare", "sleep", "flush", "event", "run", "event", "sync"]
+    (host,) = timing.clocks("cuda", "host", ("warm", "cold"))
+    assert host.sample(step) < 7.0
+    monkeypatch.undo()
+
+
+def test_turns_alternate_and_time_only_the_run(monkeypatch):
+    seen, now = [], [0.0]
+
+    def work(seconds, result=None):
+        now[0] += seconds
+        return result
+
+    def step(name):
+        return timing.Step(lambda given: seen.append(given) or work(0.021), lambda: work(1, name))
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    times = timing.turns({"a": step("a"), "b": step("b")}, timing.Clock(), 0, 3)
+    assert times == {name: [pytest.approx(21)] * 3 for name in "ab"}
+    assert "".join(seen) == "aabb" + "ab" * 3
+    short = {"a": timing.Step(lambda _: work(0.004))}
+    assert timing.turns(short, timing.Clock(), 0, 8) == {"a": [pytest.approx(4)] * 10}
+    assert timing.turns({}, timing.Clock(), 0, 3) == {}
 
 
 # What is made of them
