@@ -1,40 +1,223 @@
-"""The layers to measure, what each one takes, and what it is compared with."""
+r"""What is measured: each operation and layer once, with its inputs and the bytes it has to move.
+
+A name ends in its shape: ``spmm-128`` and ``GCNConv-128`` have 128 features, ``gatv2-4x32`` and
+``GATv2Conv-4x32`` have 4 heads of 32 channels; ``-edges`` adds edge features. Bytes are counted by
+the formulas in the headers of the CUDA kernels.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import (
-    APPNP,
-    ChebConv,
-    ClusterGCNConv,
-    GATConv,
-    GATv2Conv,
-    GCN2Conv,
-    GCNConv,
-    GINConv,
-    GraphConv,
-    LGConv,
-    MessagePassing,
-    SAGEConv,
-    SGConv,
-    TAGConv,
-    TransformerConv,
-)
+from torch_geometric import nn as pyg
+from torch_geometric.utils import scatter, softmax
 
-WIDTH = 128
+from benchmarks.graphs import Graph
+from pyg_ioaware import ops
+from pyg_ioaware.graph.csr import Adjacency
+
 EDGE_DIM = 16
-SHAPES = ((4, 32), (8, 8), (1, 128))
-"""Heads, and channels of each, of the attention layers."""
-WITH_EDGES = f"-edges{EDGE_DIM}"
-"""Ends the name of a layer that takes edge features; what stands before it names its twin."""
-
-Inputs = Callable[[Tensor, Tensor], tuple[Any, ...]]
-Layers = dict[str, tuple[Any, Inputs]]
+"""Features of an edge where the graph has none of its own."""
+Module = torch.nn.Module | None
 
 
-class WeightedMessage(MessagePassing):
+@dataclass(frozen=True)
+class Traffic:
+    r"""Bytes of one pass.
+
+    Attributes:
+        total (int): All that has to move.
+        gathered (int): Of it, what is read in the order of the edges.
+        row (int): Of one edge, how many of these lie together.
+        table (int): The size of what they are gathered from.
+    """
+
+    total: int
+    gathered: int
+    row: int
+    table: int
+
+
+@dataclass(frozen=True)
+class Case:
+    r"""One operation or layer.
+
+    Attributes:
+        name (str): Its name, with the shape.
+        kind (str): :obj:`"op"`, :obj:`"layer"`, or one of the kinds that are no call of a layer.
+        stock (callable, optional): Runs it on PyG: :obj:`(module, graph, edge_index, *tensors)`.
+        tensors (callable, optional): Makes the inputs for a graph.
+        module (callable, optional): Makes the layer for a graph.
+        ours (callable, optional): Runs an operation fused: :obj:`(adjacency, *tensors)`.
+        adjacency (bool): Whether PyG takes other forms of adjacency in place of the edges.
+        bipartite (bool): Whether sources and targets may be different nodes.
+        traffic (callable, optional): The bytes of a pass, where they are known.
+    """
+
+    name: str
+    kind: str
+    stock: Callable[..., Tensor] | None = None
+    tensors: Callable[[Graph], tuple[Tensor, ...]] | None = None
+    module: Callable[[Graph], torch.nn.Module] | None = None
+    ours: Callable[..., Tensor] | None = None
+    adjacency: bool = False
+    bipartite: bool = False
+    traffic: Callable[[Graph, str, int], Traffic | None] | None = None
+
+    @property
+    def base(self) -> str:
+        """The name without the shape."""
+        return self.name.split("-")[0]
+
+    def takes(self, graph: Graph) -> bool:
+        return self.kind == "machine" or self.bipartite or not graph.bipartite
+
+
+def case(name: str) -> Case:
+    r"""Returns a case by its name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    base, *rest = name.split("-")
+    make = MAKERS.get(base)
+    with_edges = rest[-1:] == ["edges"]
+    rest = rest[:-1] if with_edges else rest
+    numbers = [int(n) for word in rest for n in word.split("x") if n.isdigit()]
+    if make is None or len(rest) > 1 or (with_edges and base not in ATTENTION):
+        raise ValueError(f"no case '{name}': one of {', '.join(MAKERS)} with a shape, as spmm-128")
+    wanted = 2 if base in ATTENTION else 0 if base in OTHERS else 1
+    if len(numbers) != wanted:
+        raise ValueError(f"'{name}' needs a shape of {wanted} numbers (got {len(numbers)})")
+    return make(name, *numbers, **({"edges": True} if with_edges else {}))
+
+
+def _rows(*shape: int) -> Tensor:
+    return torch.randn(shape).requires_grad_()
+
+
+# Operations
+
+
+def _spmm_stock(module: Module, graph: Graph, edges: Tensor, x: Tensor, *weight: Tensor) -> Tensor:
+    src, dst = edges
+    out = x.index_select(0, src)
+    out = out * weight[0].view(-1, 1) if weight else out
+    return scatter(out, dst, dim=0, dim_size=graph.num_dst, reduce="sum")
+
+
+def _max_stock(module: Module, graph: Graph, edges: Tensor, x: Tensor) -> Tensor:
+    src, dst = edges
+    return scatter(x.index_select(0, src), dst, dim=0, dim_size=graph.num_dst, reduce="max")
+
+
+def _gatv2_stock(
+    module: Module, graph: Graph, edges: Tensor, x_l: Tensor, x_r: Tensor, att: Tensor
+) -> Tensor:
+    src, dst = edges
+    value = x_l.index_select(0, src)
+    hidden = torch.nn.functional.leaky_relu(value + x_r.index_select(0, dst), 0.2)
+    alpha = softmax((hidden * att).sum(-1), dst, num_nodes=x_r.size(0))
+    return scatter(value * alpha.unsqueeze(-1), dst, dim=0, dim_size=x_r.size(0), reduce="sum")
+
+
+def _transformer_stock(
+    module: Module, graph: Graph, edges: Tensor, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    src, dst = edges
+    n, scale = query.size(0), query.size(-1) ** -0.5
+    score = (query.index_select(0, dst) * key.index_select(0, src)).sum(-1) * scale
+    alpha = softmax(score, dst, num_nodes=n).unsqueeze(-1)
+    return scatter(value.index_select(0, src) * alpha, dst, dim=0, dim_size=n, reduce="sum")
+
+
+def _op(name: str, width: int, weighted: bool = False) -> Case:
+    base = name.split("-")[0]
+
+    def tensors(graph: Graph) -> tuple[Tensor, ...]:
+        weight = (torch.rand(graph.num_edges).requires_grad_(),) if weighted else ()
+        return (_rows(graph.num_src, width), *weight)
+
+    def ours(adj: Adjacency, x: Tensor, *weight: Tensor, **options: Any) -> Tensor:
+        if base == "max":
+            return ops.reduce(x, adj, **options)
+        return ops.spmm(x, adj, *weight)
+
+    stock = _max_stock if base == "max" else _spmm_stock
+    return Case(
+        *(name, "op", stock, tensors),
+        ours=ours,
+        bipartite=True,
+        traffic=partial(_traffic, base, width, 1),
+    )
+
+
+def _attention_op(name: str, heads: int, channels: int) -> Case:
+    base = name.split("-")[0]
+
+    def tensors(graph: Graph) -> tuple[Tensor, ...]:
+        sizes = (graph.num_src, graph.num_dst)
+        if base == "gatv2":
+            return *(_rows(n, heads, channels) for n in sizes), _rows(heads, channels)
+        return tuple(_rows(n, heads, channels) for n in (sizes[1], sizes[0], sizes[0]))
+
+    def ours(adj: Adjacency, *given: Tensor) -> Tensor:
+        return (ops.gatv2 if base == "gatv2" else ops.transformer)(*given, adj)[0]
+
+    stock = _gatv2_stock if base == "gatv2" else _transformer_stock
+    return Case(
+        *(name, "op", stock, tensors),
+        ours=ours,
+        bipartite=True,
+        traffic=partial(_traffic, base, heads * channels, heads),
+    )
+
+
+def _traffic(
+    base: str, width: int, heads: int, graph: Graph, mode: str, size: int
+) -> Traffic | None:
+    """Returns the bytes of a pass of an operation; `size` is that of a number."""
+    e, row = graph.num_edges, width * size
+    src, dst = graph.num_src, graph.num_dst
+    back = mode == "backward"
+    if mode not in ("inference", "forward", "backward"):
+        return None
+    if base in ("spmm", "spmmw"):
+        rows, out = e * row, (src if back else dst) * row
+        extra = e * 4 * (base == "spmmw")  # the gradient of weights is another pass, as large
+        if back and extra:
+            return Traffic(2 * rows + 12 * e + out, 2 * rows, row, dst * row)
+        return Traffic(rows + 4 * e + extra + out, rows, row, (dst if back else src) * row)
+    if base == "max":
+        place = 0 if mode == "inference" else 4 * dst * width
+        if not back:
+            return Traffic(e * (row + 4) + dst * row + place, e * row, row, src * row)
+        hits = e * width // 8
+        return Traffic(
+            dst * (2 * row + 4 * width) + 2 * hits + 8 * e + 32 * src * width,
+            hits + 32 * src * width,
+            *(max(width // 8, 1), hits + dst * row),
+        )
+    score = 8 * heads
+    if base == "gatv2":
+        if not back:
+            return Traffic(e * (row + 4) + dst * (2 * row + score), e * row, row, src * row)
+        edge = row + 4 + score + width // 8
+        return Traffic(2 * e * edge + (2 * dst + src) * row, 2 * e * row, row, src * row)
+    if not back:
+        return Traffic(e * (2 * row + 4) + dst * (2 * row + score), 2 * e * row, row, 2 * src * row)
+    return Traffic(
+        e * (4 * row + 8 + 2 * score) + 2 * (dst + src) * row, 4 * e * row, row, 2 * src * row
+    )
+
+
+# Layers
+
+
+class WeightedMessage(pyg.MessagePassing):
     """A layer as users write it: a weight per edge, and a linear map."""
 
     def __init__(self, width: int) -> None:
@@ -48,80 +231,139 @@ class WeightedMessage(MessagePassing):
         return edge_weight.view(-1, 1) * x_j
 
 
-def nothing(x: Tensor, edge_index: Tensor) -> tuple[Any, ...]:
-    return (x, edge_index)
+def _layer_stock(module: Module, graph: Graph, adjacency: Any, x: Tensor, *rest: Tensor) -> Tensor:
+    assert module is not None
+    if isinstance(module, pyg.GCN2Conv):
+        return module(x, x.detach(), adjacency)
+    if graph.bipartite:
+        return module((x, rest[0]), adjacency, *rest[1:])
+    return module(x, adjacency, *rest)
 
 
-def weight(x: Tensor, edge_index: Tensor) -> tuple[Any, ...]:
-    return (x, edge_index, torch.linspace(0.5, 1.5, edge_index.size(1)))
+def _layer(
+    name: str,
+    width: int,
+    make: Callable[[int], torch.nn.Module],
+    adjacency: bool = True,
+    bipartite: bool = False,
+    weighted: bool = False,
+) -> Case:
+    def tensors(graph: Graph) -> tuple[Tensor, ...]:
+        targets = (_rows(graph.num_dst, width),) if graph.bipartite else ()
+        weight = (torch.linspace(0.5, 1.5, graph.num_edges),) if weighted else ()
+        return (_rows(graph.num_src, width), *targets, *weight)
+
+    def module(graph: Graph) -> torch.nn.Module:
+        return make(width)
+
+    return Case(name, "layer", _layer_stock, tensors, module, None, adjacency, bipartite)
 
 
-def initial(x: Tensor, edge_index: Tensor) -> tuple[Any, ...]:
-    return (x, x.detach(), edge_index)
+def _attention_layer(name: str, heads: int, channels: int, edges: bool = False) -> Case:
+    width, cls = heads * channels, getattr(pyg, name.split("-")[0])
+
+    def tensors(graph: Graph) -> tuple[Tensor, ...]:
+        targets = (_rows(graph.num_dst, width),) if graph.bipartite else ()
+        return (_rows(graph.num_src, width), *targets, *((attr(graph),) if edges else ()))
+
+    def attr(graph: Graph) -> Tensor:
+        own = graph.edge_attr
+        return torch.randn(graph.num_edges, EDGE_DIM) if own is None else own
+
+    def module(graph: Graph) -> torch.nn.Module:
+        options: dict[str, Any] = {"edge_dim": attr(graph).size(1)} if edges else {}
+        if graph.bipartite and cls is not pyg.TransformerConv:
+            options["add_self_loops"] = False
+        sides = (width, width) if graph.bipartite else width
+        return cls(sides, channels, heads=heads, **options)
+
+    return Case(
+        *(name, "layer", _layer_stock, tensors, module),
+        adjacency=not edges,
+        bipartite=True,
+    )
 
 
-def edge_features(x: Tensor, edge_index: Tensor) -> tuple[Any, ...]:
-    return (x, edge_index, torch.randn(edge_index.size(1), EDGE_DIM))
+LAYERS: dict[str, Callable[..., Case]] = {
+    "GCNConv": partial(_layer, make=lambda f: pyg.GCNConv(f, f)),
+    "GCNConv_cached": partial(
+        _layer, make=lambda f: pyg.GCNConv(f, f, cached=True), adjacency=False
+    ),
+    "SAGEConv_max": partial(_layer, make=lambda f: pyg.SAGEConv(f, f, aggr="max"), bipartite=True),
+    "GraphConv": partial(_layer, make=lambda f: pyg.GraphConv(f, f), bipartite=True),
+    "GINConv": partial(_layer, make=lambda f: pyg.GINConv(torch.nn.Linear(f, f))),
+    "TAGConv": partial(_layer, make=lambda f: pyg.TAGConv(f, f)),
+    "SGConv": partial(_layer, make=lambda f: pyg.SGConv(f, f, K=2)),
+    "APPNP": partial(_layer, make=lambda f: pyg.APPNP(K=5, alpha=0.1)),
+    "LGConv": partial(_layer, make=lambda f: pyg.LGConv()),
+    "GCN2Conv": partial(_layer, make=lambda f: pyg.GCN2Conv(f, alpha=0.1)),
+    "ChebConv": partial(_layer, make=lambda f: pyg.ChebConv(f, f, K=3), adjacency=False),
+    "ClusterGCNConv": partial(_layer, make=lambda f: pyg.ClusterGCNConv(f, f)),
+    "WeightedMessage": partial(_layer, make=WeightedMessage, adjacency=False, weighted=True),
+}
+ATTENTION: dict[str, Callable[..., Case]] = {
+    **dict.fromkeys(("gatv2", "transformer"), _attention_op),
+    **dict.fromkeys(("GATv2Conv", "TransformerConv", "GATConv"), _attention_layer),
+}
+TRAINED = ("GCN", "SAGE", "GATv2", "Transformer", "loader")
+OTHERS: dict[str, Callable[..., Case]] = {
+    "structure": lambda name: Case(name, "structure", bipartite=True),
+    "copy": lambda name: Case(name, "machine"),
+    "gather": lambda name: Case(name, "machine"),
+    **{f"train_{name}": lambda name: Case(name, "train") for name in TRAINED},
+}
+MAKERS: dict[str, Callable[..., Case]] = {
+    "spmm": _op,
+    "spmmw": partial(_op, weighted=True),
+    "max": _op,
+    **ATTENTION,
+    **LAYERS,
+    **OTHERS,
+}
 
 
-def make_layers() -> Layers:
-    """Returns each layer, and what it takes besides x and edge_index."""
-    f = WIDTH
-    return {
-        "GCNConv": (GCNConv(f, f), nothing),
-        "SAGEConv-max": (SAGEConv(f, f, aggr="max"), nothing),
-        "GraphConv": (GraphConv(f, f), nothing),
-        "GINConv": (GINConv(torch.nn.Linear(f, f)), nothing),
-        "TAGConv": (TAGConv(f, f), nothing),
-        "SGConv": (SGConv(f, f, K=2), nothing),
-        "APPNP": (APPNP(K=5, alpha=0.1), nothing),
-        "LGConv": (LGConv(), nothing),
-        "GCN2Conv": (GCN2Conv(f, alpha=0.1), initial),
-        "ChebConv": (ChebConv(f, f, K=3), nothing),
-        "ClusterGCNConv": (ClusterGCNConv(f, f), nothing),
-        "WeightedMessage": (WeightedMessage(f), weight),
-        "GATConv": (GATConv(f, f // 4, heads=4), nothing),
-        **make_attention(),
-    }
+@dataclass(frozen=True)
+class Problem:
+    r"""A case on a graph: what every provider is given.
 
+    Attributes:
+        case (Case): The case.
+        graph (Graph): The graph, on the device.
+        module (torch.nn.Module, optional): The layer, the same for all providers.
+        tensors (tuple): The inputs.
+    """
 
-def make_attention() -> Layers:
-    """Returns the attention layers: each shape, and the first one with edge features too."""
-    found: Layers = {}
-    for layer in (GATv2Conv, TransformerConv):
-        for heads, channels in SHAPES:
-            name = f"{layer.__name__}-{heads}x{channels}"
-            found[name] = layer(WIDTH, channels, heads=heads), nothing
-            if (heads, channels) == SHAPES[0]:
-                taking = layer(WIDTH, channels, heads=heads, edge_dim=EDGE_DIM)
-                found[name + WITH_EDGES] = taking, edge_features
-    return found
+    case: Case
+    graph: Graph
+    module: Module
+    tensors: tuple[Tensor, ...]
 
+    @classmethod
+    def of(cls, case: Case, graph: Graph, dtype: torch.dtype, device: str) -> "Problem":
+        """Makes the inputs and the layer, from a fixed seed and always on the CPU first."""
+        assert case.tensors is not None
+        torch.manual_seed(0)
+        module = None if case.module is None else case.module(graph).to(device, dtype)
+        made = case.tensors(graph)
+        given = (t.detach().to(device, dtype).requires_grad_(t.requires_grad) for t in made)
+        return cls(case, graph.to(device), module, tuple(given))
 
-def layer_names(wanted: list[str]) -> list[str]:
-    """Returns the names that are meant: "all" and "attention" stand for several."""
-    groups = {"all": make_layers, "attention": make_attention}
-    return [name for w in wanted for name in (groups[w]() if w in groups else [w])]
+    def structure(self) -> Adjacency:
+        """Builds the structure of the fused operations."""
+        ends, graph = self.graph.edge_index, self.graph
+        adj = Adjacency.from_pair(ends[0], ends[1], graph.num_src, graph.num_dst)
+        assert adj is not None
+        return adj
 
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What gradients are taken of."""
+        parameters = () if self.module is None else self.module.parameters()
+        return [t for t in (*self.tensors, *parameters) if t.requires_grad]
 
-def peers_of(name: str) -> tuple[str, ...]:
-    """Returns the kinds of competitors, besides stock, that a layer is worth measuring with."""
-    if name in ("GCNConv", "SAGEConv-max"):
-        return ("SparseTensor", "torch.compile")
-    return ("torch.compile",) if name in make_attention() else ()
-
-
-class Linears(torch.nn.Module):
-    """The dense part of a layer alone: each of its linear maps of nodes applied once."""
-
-    def __init__(self, layer: torch.nn.Module) -> None:
-        super().__init__()
-        found = [
-            module
-            for name, module in layer.named_modules()
-            if type(module).__name__ == "Linear" and name != "lin_edge"
-        ]
-        self.maps = torch.nn.ModuleList(found)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([m(x).sum() for m in self.maps]).sum()
+    def run(self, adjacency: Any = None, module: Module = None) -> Tensor:
+        """Runs it on PyG, or on what stands in for the edges or the layer."""
+        assert self.case.stock is not None
+        edges = self.graph.edge_index if adjacency is None else adjacency
+        layer = self.module if module is None else module
+        return self.case.stock(layer, self.graph, edges, *self.tensors)
