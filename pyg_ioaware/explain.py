@@ -75,7 +75,6 @@ def explain(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanation:
         try:
             twin(*args, **kwargs)
         except Exception as e:
-            error = (
-                f"the call fails: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
-            )
+            said = str(e).splitlines()[0] if str(e) else "no message"
+            error = f"the call fails: {type(e).__name__}: {said}"
     return Explanation(dict(seen), error)

@@ -50,9 +50,10 @@ def prepare(
             for it. (default: :obj:`64`)
 
     Raises:
-        ValueError: If the graph is of another form, the size is missing, or an index is out of
-            range.
+        ValueError: If the graph is of another form, the size is missing, an index is out of
+            range, or an option is not one.
     """
+    _check_attention(attention, edge_attr)
     adj = _structure(edge_index, size, flow)
     if adj is None:
         raise ValueError(
@@ -65,6 +66,21 @@ def prepare(
         compile_kernels(device, width=width)
     if attention is not None:
         compile_attention(device, *attention, edge_attr=edge_attr)
+
+
+def _check_attention(attention: Any, edge_attr: Any) -> None:
+    if not isinstance(edge_attr, bool):
+        raise ValueError(f"'edge_attr' must be True or False (got '{type(edge_attr).__name__}')")
+    if attention is None:
+        if edge_attr:
+            raise ValueError("'edge_attr' needs 'attention', the heads and channels (got None)")
+        return
+    is_pair = isinstance(attention, tuple | list) and len(attention) == 2
+    if not is_pair or not all(isinstance(n, int) and n > 0 for n in attention):
+        raise ValueError(
+            f"'attention' must be the numbers of heads and of channels per head, as in (4, 32) "
+            f"(got {attention!r})"
+        )
 
 
 def compile_kernels(

@@ -58,6 +58,10 @@ class Record:
         if reason not in pending[1]:
             pending[1].append(reason)
 
+    def forget(self) -> None:
+        """Drops what is pending: the call has failed, and its messages go nowhere."""
+        self._local.pending = None
+
     def settle(self, strict: bool = False) -> None:
         r"""Counts the pending messages as aggregated by stock PyG.
 
@@ -102,7 +106,7 @@ class Record:
         """Forgets all counts."""
         with self._lock:
             self.layers.clear()
-        self._local.pending = None
+        self.forget()
 
     @property
     def _seen(self) -> "dict[str, LayerCalls] | None":

@@ -8,6 +8,7 @@ from torch_geometric.nn import MessagePassing
 
 from pyg_ioaware.nn.fused import FusedMessages
 from pyg_ioaware.rebind import rebind, with_globals
+from pyg_ioaware.record import RECORD
 from pyg_ioaware.switch import enabled, is_disabled
 
 Function = Callable[..., Any]
@@ -41,6 +42,15 @@ class Forward:
         """
         raise NotImplementedError
 
+    def _run(
+        self, conv: Any, stock: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return self(conv, stock, *args, **kwargs)
+        except Exception:
+            RECORD.forget()  # or the reasons would be those of the next call
+            raise
+
     def wrap(self, original: Function) -> Function:
         """Returns what stands in for the layer's forward while PyG is patched."""
         run, is_compiling, is_enabled = self, torch.compiler.is_compiling, enabled
@@ -48,7 +58,7 @@ class Forward:
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not is_enabled(self):
                 return original(self, *args, **kwargs)
-            return run(self, original, *args, **kwargs)
+            return run._run(self, original, args, kwargs)
 
         return forward
 
@@ -65,6 +75,6 @@ class Forward:
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or is_off():
                 return plain(self, *args, **kwargs)
-            return run(self, stock, *args, **kwargs)
+            return run._run(self, stock, args, kwargs)
 
         return rebind(forward, plain)

@@ -423,6 +423,19 @@ def test_dropout_is_unbiased(op: str) -> None:
     assert (error < 5 * outs.std(0) / 2000**0.5 + 1e-12).all()
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_what_no_edge_reaches_stays_out_of_gradients(op: str) -> None:
+    g = Graph(GRAPHS["path"].edge_index, 6, 6)  # the last node has no edges
+    given = operands(op, g, Case())
+    with torch.no_grad():
+        for rows in given:
+            if rows.size(0) == 6:
+                rows[-1] = float("nan")
+    out, _ = getattr(ops, op)(*given, g.adjacency)
+    for gradient in torch.autograd.grad(out.sum(), given):
+        assert gradient.isfinite().all()
+
+
 # Order, runs, threads ######################################################################
 
 

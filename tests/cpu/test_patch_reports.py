@@ -11,6 +11,7 @@ from torch_geometric.nn import (
     GATConv,
     GATv2Conv,
     GCNConv,
+    MedianAggregation,
     SAGEConv,
     SumAggregation,
     TransformerConv,
@@ -217,3 +218,35 @@ def test_prepared_attention_compiles_nothing_more(make, edge_dim):
         conv(X, EDGES, edge_attr).sum().backward()
     assert [set(m._entry._compiled) for m in modules] == before
     assert all(before[: 4 if with_edges else 3])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": 8}, r"as in \(4, 32\) \(got 8\)"),
+        ({"attention": (0, 8)}, r"as in \(4, 32\) \(got \(0, 8\)\)"),
+        ({"attention": ("a", 8)}, r"as in \(4, 32\)"),
+        ({"attention": (2, 8), "edge_attr": torch.ones(30, 3)}, r"True or False \(got 'Tensor'\)"),
+        ({"edge_attr": True}, "'edge_attr' needs 'attention'"),
+    ],
+)
+def test_prepare_says_what_is_wrong(options, message):
+    with pytest.raises(ValueError, match=message):
+        pyg_ioaware.prepare(EDGES, N, compile=False, **options)
+
+
+def test_reasons_of_a_failed_call_are_not_those_of_the_next():
+    pyg_ioaware.patch()
+    with pytest.raises(AssertionError):
+        GATv2Conv(C, 4)(X, EDGES, torch.ones(30, 3))  # features without 'edge_dim'
+    conv = GATv2Conv(C, 4)
+    conv.aggr_module = MedianAggregation()
+    conv(X, EDGES)
+    (reasons,) = pyg_ioaware.stats()["layers"]["GATv2Conv"]["stock"]
+    assert "MedianAggregation" in reasons
+    assert "edge_dim" not in reasons
+
+
+def test_an_error_without_words_is_named():
+    found = pyg_ioaware.explain(GATv2Conv(C, 4), X, EDGES, torch.ones(30, 3))
+    assert found.error == "the call fails: AssertionError: no message"

@@ -134,12 +134,15 @@ def _merge(t, count, tiles, out, out_g, at_g, partial, width):
 
 
 @device
-def _finish(row, slot, out, out_g, at_g, width, factor, x_l, att, att_parts):
-    """Turns the sums over the gradients of scores into what the caller gets."""
+def _finish(row, slot, out, out_g, at_g, some, width, factor, x_l, att, att_parts):
+    """Turns the sums over the gradients of scores into what the caller gets.
+
+    Without edges all of them are zero, and stay so whatever the row holds.
+    """
     if att is None:
         for f in range(width):
             out_g[at_g + f] *= factor
-    else:
+    elif some:
         for f in range(width):
             g = out_g[at_g + f]
             out[row * width + f] += att[f] * g
@@ -165,7 +168,7 @@ def _entry(args):
                 if t == 0 or tiles[4 * (t - 1)] != row:
                     at_g = (slot if by_slot else row) * width
                     _merge(t, count, tiles, out, out_g, at_g, partial, width)
-                    _finish(row, slot, out, out_g, at_g, *ends)
+                    _finish(row, slot, out, out_g, at_g, True, *ends)
         else:
             in_tile, slot = item < count, item - count
             first, stop = rows_of(item, items, rowptr, rows, tiles, count)
@@ -180,7 +183,8 @@ def _entry(args):
                 elif end - begin <= split:
                     span, at_g = (row, begin, end, loop), (slot if by_slot else row) * width
                     _row(out, row * width, out_g, at_g, together, span, graph, shape, *tables)
-                    _finish(row, slot, out, out_g, at_g, *ends)
+                    some = end > begin or loop != NO_LOOP
+                    _finish(row, slot, out, out_g, at_g, some, *ends)
         item = take(args)
 
 

@@ -368,7 +368,8 @@ def _entry(args):
             if phase == 3 and leads:
                 _merge(tile, count, tiles, grad_query, partial, width)
                 _merge(tile, count, tiles, grad_edge_query, partial_edge, heads * dim)
-            if whole or (phase == 3 and leads):
+            some = end > begin or loop != NO_LOOP  # else all is zero, whatever the row holds
+            if some and (whole or (phase == 3 and leads)):
                 _finish(row, slot, grad_query, query, att, att_parts, width)
         item = take(args)
 
