@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import every_kernel
 import pytest
 import torch
 from graphs import SQUARE, features
@@ -343,3 +344,8 @@ def test_weights_are_put_in_order_once_and_never_go_stale() -> None:
         for seed in range(5):  # new weights, perhaps where others were
             check(features(g.num_edges, seed=seed))
         check(features(g.num_edges, seed=9).requires_grad_())
+
+
+def test_every_call_of_the_small_set_runs() -> None:
+    with installed(CUDAEngine(HostRuntime())):
+        every_kernel.run(torch.float32, every_kernel.Shape(3, 12, 5))
