@@ -41,8 +41,14 @@ _OUTER_HOOKS = (
     "_message_and_aggregate_forward_hooks",
 )
 _LINEAR = (Linear, torch.nn.Linear)
-_AGGREGATIONS = (SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
-_AGGREGATE = {aggr: aggr.forward for aggr in _AGGREGATIONS}
+REDUCTIONS: dict[type, str] = {
+    SumAggregation: "sum",
+    MeanAggregation: "mean",
+    MaxAggregation: "max",
+    MinAggregation: "min",
+}
+"""What the aggregations do that the operations do."""
+_AGGREGATE = {aggr: aggr.forward for aggr in REDUCTIONS}  # type: ignore[attr-defined]
 
 
 def reasons(conv: Any, src: Tensor, index: Tensor) -> list[str]:

@@ -8,14 +8,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 from torch_geometric.nn import MessagePassing
-from torch_geometric.nn.aggr import (
-    Aggregation,
-    MaxAggregation,
-    MeanAggregation,
-    MinAggregation,
-    MultiAggregation,
-    SumAggregation,
-)
+from torch_geometric.nn.aggr import Aggregation, MultiAggregation
 from torch_geometric.nn.aggr.fused import FusedAggregation
 from torch_geometric.typing import OptTensor
 from torch_geometric.utils import scatter, segment, spmm
@@ -23,7 +16,7 @@ from torch_geometric.utils import scatter, segment, spmm
 from pyg_ioaware import messages
 from pyg_ioaware.messages import LazyMessage
 from pyg_ioaware.rebind import with_globals
-from pyg_ioaware.support import has_hooks
+from pyg_ioaware.support import REDUCTIONS, has_hooks
 from pyg_ioaware.switch import is_disabled
 
 # PyG reads the annotations of 'aggregate', and fails on 'int | None'.
@@ -95,12 +88,6 @@ class FusedMessages(MessagePassing):
 
 _reduce = bind_scatter(Aggregation.reduce)
 _fused_forward = bind_scatter(FusedAggregation.forward)
-_BASIC = {
-    SumAggregation: "sum",
-    MeanAggregation: "mean",
-    MaxAggregation: "max",
-    MinAggregation: "min",
-}
 
 
 def _aggregate(
@@ -112,8 +99,8 @@ def _aggregate(
     dim: int,
 ) -> Tensor:
     out: Tensor
-    if type(x) is LazyMessage and type(module) in _BASIC and not has_hooks(module):
-        out = _reduce(module, x, index, ptr, dim_size, dim, _BASIC[type(module)])
+    if type(x) is LazyMessage and type(module) in REDUCTIONS and not has_hooks(module):
+        out = _reduce(module, x, index, ptr, dim_size, dim, REDUCTIONS[type(module)])
     elif type(x) is LazyMessage and type(module) is MultiAggregation and not has_hooks(module):
         out = module.combine(_aggregate_list(module, x, index, ptr, dim_size, dim))
     else:

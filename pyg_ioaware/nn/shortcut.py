@@ -12,12 +12,8 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GraphConv,
-    MaxAggregation,
-    MeanAggregation,
     MessagePassing,
-    MinAggregation,
     SAGEConv,
-    SumAggregation,
 )
 
 from pyg_ioaware import support
@@ -25,12 +21,6 @@ from pyg_ioaware.messages import aggregate_nodes
 from pyg_ioaware.nn.forward import Forward, Function
 from pyg_ioaware.nn.sources import is_known
 
-_REDUCE: dict[type, str] = {
-    SumAggregation: "sum",
-    MeanAggregation: "mean",
-    MaxAggregation: "max",
-    MinAggregation: "min",
-}
 _PARTS = ("_check_input", "_set_size", "_index_select")  # what PyG's 'propagate' calls besides
 
 
@@ -92,9 +82,9 @@ class Shortcut(Forward):
         """
         if operands.keys() != self._operands or len(edges) != 1 or not is_known(self._message):
             return None
-        if support.passing_reasons(conv, self._methods, self._generated, _REDUCE):
+        if support.passing_reasons(conv, self._methods, self._generated, support.REDUCTIONS):
             return None
-        reduce, weight = _REDUCE[type(conv.aggr_module)], operands.get("edge_weight")
+        reduce, weight = support.REDUCTIONS[type(conv.aggr_module)], operands.get("edge_weight")
         return aggregate_nodes(conv, reduce, edges[0], operands["x"], weight, size)
 
 

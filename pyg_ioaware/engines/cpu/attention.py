@@ -56,6 +56,13 @@ PART = 8  # blocks of a dot product that are summed in one go; longer sums would
 
 
 @device
+def repeat_last(numbers, n):
+    """Repeats the last of n numbers, if there is one, up to a multiple of four."""
+    for q in range(n, (n + 3) // 4 * 4):
+        numbers[q] = numbers[n - 1]
+
+
+@device
 def fill(sources, places, k, end, row, skip, loop, idx):
     """Takes the next batch of a row's edges, without those to itself if skip is set.
 
@@ -76,10 +83,8 @@ def fill(sources, places, k, end, row, skip, loop, idx):
         places[n] = loop
         n += 1
         k += 1
-    if n > 0:
-        for q in range(n, (n + 3) // 4 * 4):
-            sources[q] = sources[n - 1]
-            places[q] = places[n - 1]
+    repeat_last(sources, n)
+    repeat_last(places, n)
     return n, k
 
 

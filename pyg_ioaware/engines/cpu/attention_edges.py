@@ -21,7 +21,13 @@ import ctypes
 
 import torch
 
-from pyg_ioaware.engines.cpu.attention import locate, numbers, present, read_signs
+from pyg_ioaware.engines.cpu.attention import (
+    locate,
+    numbers,
+    present,
+    read_signs,
+    repeat_last,
+)
 from pyg_ioaware.engines.cpu.blocks import BLOCK, select_by_bits
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch
@@ -77,9 +83,7 @@ def _fill(places, k, row, span, graph):
             places[n] = place
             n += 1
         k += 1
-    if n > 0:
-        for q in range(n, (n + 3) // 4 * 4):
-            places[q] = places[n - 1]
+    repeat_last(places, n)
     return n, k, row
 
 
@@ -99,6 +103,11 @@ def _write_slopes(slopes, column, n, places, h, c, size, terms, signs, shape):
 
 
 @device
+def _add_to(out, at, v, m):
+    store(out, at, add(load(out, at, v, m), v), m)
+
+
+@device
 def _outer_at(zero, m, f, at, slopes, recent, attr, starts, n, dim, width):
     for d in range(0, dim, 4):
         d1, d2, d3 = min(d + 1, dim - 1), min(d + 2, dim - 1), min(d + 3, dim - 1)
@@ -110,15 +119,13 @@ def _outer_at(zero, m, f, at, slopes, recent, attr, starts, n, dim, width):
             s2 = fma(splat(zero, attr[start + d2]), g, s2)
             s3 = fma(splat(zero, attr[start + d3]), g, s3)
         to = at + d * width + f
-        store(recent, to, add(load(recent, to, zero, m), s0), m)
+        _add_to(recent, to, s0, m)
         if d + 1 < dim:
-            store(recent, to + width, add(load(recent, to + width, zero, m), s1), m)
+            _add_to(recent, to + width, s1, m)
         if d + 2 < dim:
-            to += 2 * width
-            store(recent, to, add(load(recent, to, zero, m), s2), m)
+            _add_to(recent, to + 2 * width, s2, m)
         if d + 3 < dim:
-            to += width
-            store(recent, to, add(load(recent, to, zero, m), s3), m)
+            _add_to(recent, to + 3 * width, s3, m)
 
 
 @device
