@@ -8,10 +8,6 @@
 // Traffic   gathers E rows of x_l (idx, and where given perm and attr); x_r, out and stats once
 // Numerics  acc_t sums; a row without edges gives 0, one of scores -inf NaN; tiles merge in order
 // Limits    VEC divides C
-#define ROW_WORDS (NV * VEC * (int)sizeof(acc_t) / (EDGES ? 2 : 4))
-#define BATCH (ROW_WORDS <= 4 ? 8 : ROW_WORDS <= 8 ? 4 : ROW_WORDS <= 16 ? 2 : 1)
-// Blocks of a multiprocessor: what fits without spills.
-#define RESIDENT (NV == 1 && !EDGES && !DROPOUT && SCALAR != 1 ? 6 : 1)
 #include "common/attend.cuh"
 #include "common/mlp.cuh"
 

@@ -7,10 +7,6 @@
 // Traffic   gathers E rows of grad, of terms and of signs
 // Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
 // Limits    VEC divides C
-#define ROW_WORDS (NV * VEC * (int)sizeof(acc_t) / 4)
-#define BATCH (ROW_WORDS <= 4 ? 8 : ROW_WORDS <= 8 ? 4 : ROW_WORDS <= 16 ? 2 : 1)
-// Blocks of a multiprocessor: what fits without spills.
-#define RESIDENT (NV > 2 || SCALAR == 1 ? 1 : SCALAR >= 2 ? 5 : 4)
 #include "common/attend_source.cuh"
 #include "common/signs.cuh"
 #include "common/slots.cuh"

@@ -9,10 +9,6 @@
 // Traffic   gathers E rows of x_l; terms and signs out once (terms twice through the L2)
 // Numerics  scores are those of the forward pass, bit for bit
 // Limits    VEC divides C
-#define ROW_WORDS (NV * VEC * (int)sizeof(acc_t) / (EDGES ? 2 : 4))
-#define BATCH (ROW_WORDS <= 2 ? 8 : ROW_WORDS <= 8 ? 4 : ROW_WORDS <= 16 ? 2 : 1)
-// Blocks of a multiprocessor: what fits without spills.
-#define RESIDENT (NV > 2 || EDGES || SCALAR == 1 ? 1 : NV * VEC > 4 ? 4 : 5)
 #include "common/attend_target.cuh"
 #include "common/mlp.cuh"
 #include "common/slots.cuh"

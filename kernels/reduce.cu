@@ -17,7 +17,9 @@
 #include "common/rows.cuh"
 #include "common/vec.cuh"
 
-#define BATCH (NV == 1 ? 8 : 4)
+#ifndef BATCH
+#define BATCH 1  // of kernels that take no edges
+#endif
 
 // Whether v replaces best.
 DEVICE bool beats(acc_t v, acc_t best) {

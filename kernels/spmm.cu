@@ -10,7 +10,9 @@
 #include "common/rows.cuh"
 #include "common/vec.cuh"
 
-#define BATCH (NV > 1 ? 4 : WEIGHTED && VEC > 4 ? 6 : 8)
+#ifndef BATCH
+#define BATCH 1  // of kernels that take no edges
+#endif
 
 DEVICE void divide(acc_t (&values)[VEC], acc_t by) {
 #pragma unroll

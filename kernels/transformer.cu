@@ -10,8 +10,6 @@
 // Limits    VEC divides C
 #define LOOPS 0
 #define EDGES (EDGE_VECS > 0)
-#define ROW_WORDS (NV * VEC * (int)sizeof(scalar_t) / 4)
-#define BATCH (ROW_WORDS <= 2 ? 8 : ROW_WORDS <= 4 ? 4 : ROW_WORDS <= 8 ? 2 : 1)
 #include "common/attend.cuh"
 #include "common/dots.cuh"
 
@@ -60,7 +58,7 @@ struct Forward {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     transformer(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                 const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                 const scalar_t* __restrict__ query, const scalar_t* __restrict__ key,

@@ -8,8 +8,6 @@
 // Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
 // Limits    VEC divides C
 #define LOOPS 0
-#define ROW_WORDS (NV * VEC * (int)sizeof(scalar_t) / 4)
-#define BATCH (ROW_WORDS <= 2 ? 8 : ROW_WORDS <= 4 ? 4 : ROW_WORDS <= 8 ? 2 : 1)
 #include "common/attend_source.cuh"
 
 struct BackwardSource {
@@ -33,7 +31,7 @@ struct BackwardSource {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     transformer_source(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                        const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                        const scalar_t* __restrict__ grad, const scalar_t* __restrict__ query,

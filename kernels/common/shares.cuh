@@ -1,8 +1,8 @@
 // Who shares the gradient of an extremum, and how each share is laid down.
 //
 // For the features [first, first + 32 * words) of every edge k of the rows by target, bit f % 32 of
-// hits[k * words + f / 32] tells whether the edge shares in the gradient of row i at feature f, and
-// share[i, f] is what it gets. TIES says who shares: 0 "even", every edge that attains the result,
+// hits[k * words + f / 32] tells whether the edge shares in the gradient of row i at feature f. What
+// it gets is grad[i, f], or share[i, f] where edges of the row tie at any feature. TIES says who shares: 0 "even", every edge that attains the result,
 // and the buffer of zeros that scatter_reduce starts from as one more where the result is zero;
 // 1 "first", the first edge; 2 "exact", every edge that attains the result.
 //
@@ -20,3 +20,13 @@ DEVICE bool is_finite(acc_t value) { return value - value == 0; }
 DEVICE bool attains(acc_t v, acc_t best) {
   return v == best || (TIES != EVEN && v != v && best != best);
 }
+
+// What the edges of each row get.
+struct Shares {
+  const scalar_t *grad, *share;
+  const unsigned char* tied;  // of each row, whether edges tie
+
+  DEVICE_MEMBER const scalar_t* of(long long row, int width) const {
+    return (TIES != FIRST && __ldg(tied + row) ? share : grad) + row * width;
+  }
+};

@@ -40,12 +40,13 @@ struct ParameterSums {
       for (int v = 0; v < VEC; v++) at(memory(), n, v) = 0;
   }
 
-  // Adds left * right.
+  // Adds left * right; where right is zero nothing, so that a row that no edge reaches may be NaN.
   DEVICE_MEMBER void add(const acc_t (&left)[NV][VEC], const acc_t (&right)[NV][VEC]) {
 #pragma unroll
     for (int n = 0; n < NV; n++)
 #pragma unroll
-      for (int v = 0; v < VEC; v++) at(memory(), n, v) += (double)left[n][v] * right[n][v];
+      for (int v = 0; v < VEC; v++)
+        at(memory(), n, v) += right[n][v] == 0 ? 0 : (double)left[n][v] * right[n][v];
   }
 
   // Writes the sums over the groups of the block to its row of `slots`.

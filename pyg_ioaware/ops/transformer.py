@@ -356,21 +356,49 @@ def transformer(
     asked = None
     if lin is not None:
         lin = lin.view(heads, channels, lin.size(1))
-        asked = _contract("nhc,hcd->nhd", query.to(work), lin).flatten(1)
+        asked = _Mapped.apply(query.to(work), lin).flatten(1)  # type: ignore[no-untyped-call]
     out, summed, weights = Transformer.apply(  # type: ignore[no-untyped-call]
         rows(query, work), rows(key, work), rows(value, work), attr, asked, options
     )
     out = out.view(query.shape)
     if lin is not None:
-        out = out + _contract("nhd,hcd->nhc", summed.view(-1, heads, lin.size(2)), lin)
+        summed = summed.view(-1, heads, lin.size(2))
+        out = out + _Mapped.apply(summed, lin.mT)  # type: ignore[no-untyped-call]
     if weights is not None:
         weights = weights.index_select(0, options.order()).to(score_dtype)
     return out.to(dtype), weights
 
 
-def _contract(equation: str, a: Tensor, b: Tensor) -> Tensor:
-    """Contracts in the dtype of the operands, which autocast would change."""
-    if not torch.is_autocast_enabled(a.device.type):
-        return torch.einsum(equation, a, b)
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.einsum(equation, a, b)
+class _Mapped(Function):
+    """Rows of shape [N, H, P] times a matrix [P, Q] for each head, in their dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, maps: Tensor) -> Tensor:
+        ctx.save_for_backward(x, maps)
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.einsum("nhp,hpq->nhq", x, maps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, maps = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        with torch.autocast(x.device.type, enabled=False):
+            grad_x = torch.einsum("nhq,hpq->nhp", grad, maps) if needs[0] else None
+            nodes = _NODES if x.is_cuda else x.size(0)
+            return grad_x, _sum_products(x, grad, nodes) if needs[1] else None
+
+
+# cuBLAS sums products of narrow matrices in one chain, in which thousands of rows lose digits.
+_NODES = 256
+
+
+def _sum_products(x: Tensor, y: Tensor, nodes: int) -> Tensor:
+    """Returns the sums over nodes of x[n, h, p] * y[n, h, q], of so many at a time."""
+    whole = x.size(0) - x.size(0) % max(nodes, 1)
+    if whole <= nodes:
+        return torch.einsum("nhp,nhq->hpq", x, y)
+    heads = []
+    for left, right in zip(x[:whole].unbind(1), y[:whole].unbind(1), strict=True):
+        parts = left.unflatten(0, (-1, nodes)).mT @ right.unflatten(0, (-1, nodes))
+        heads.append(parts.sum(0))
+    return torch.stack(heads) + torch.einsum("nhp,nhq->hpq", x[whole:], y[whole:])

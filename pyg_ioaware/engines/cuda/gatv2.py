@@ -14,7 +14,7 @@ from pyg_ioaware.engines.cuda.launch import (
     specialise,
     types_of,
 )
-from pyg_ioaware.engines.cuda.plan import THREADS, head_layout
+from pyg_ioaware.engines.cuda.plan import THREADS, head_layout, pace
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 from pyg_ioaware.philox import keep_scale, threshold
@@ -119,7 +119,8 @@ def gatv2(
     plan = head_layout(heads, channels, x_l, x_r, att, out, *(() if lin is None else (lin,)))
     flags = {"KEEP": scores is not None, "DROPOUT": seed is not None}
     flags |= {"LOOPS": num_loops >= 0, "EDGES": dim > 0}
-    macros = specialise(types_of(out, rowptr), plan, **flags)
+    speed = pace("gatv2", plan, x_l, idx.numel(), rows, dim > 0, seed is not None)
+    macros = specialise(types_of(out, rowptr), plan, speed, **flags)
     tables = (x_l, x_r, att, attr, loop_attr, lin, seed)
     sizes, shape = (rows, count, split, num_loops), (heads, channels)
     drop = (threshold(dropout), keep_scale(dropout))
@@ -177,7 +178,8 @@ def gatv2_target(
     plan, types = head_layout(heads, channels, *tables), types_of(x_r, rowptr)
     flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
     flags |= {"LOOPS": num_loops >= 0, "EDGES": dim > 0}
-    macros = specialise(types, plan, **flags)
+    speed = pace("gatv2_target", plan, x_l, idx.numel(), rows, dim > 0, seed is not None)
+    macros = specialise(types, plan, speed, **flags)
     mass, centre = torch.empty_like(partial), torch.empty_like(partial_delta)
     blocks, more = (min(MOST_SLOTS, plan.blocks(n)) for n in (rows + count, count))
     slots = att_parts.new_empty(blocks + more, width)
@@ -251,7 +253,8 @@ def gatv2_source(
         return
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, grad, x_l, att, grad_x_l)
-    macros = specialise(types_of(x_l, rowptr), plan, LOOPS=num_loops >= 0)
+    speed = pace("gatv2_source", plan, grad, idx.numel(), rows)
+    macros = specialise(types_of(x_l, rowptr), plan, speed, LOOPS=num_loops >= 0)
     blocks = min(MOST_SLOTS, plan.blocks(rows + count))
     slots = att_parts.new_empty(blocks, width)
     tables = (rowptr, idx, perm, tiles, grad, x_l, att, terms, signs, grad_x_l, slots, partial)

@@ -147,15 +147,16 @@ class Kernel:
 
 
 @functools.cache
-def specialise(types: Macros, plan: Any, **flags: int) -> Macros:
+def specialise(types: Macros, *plans: Any, **flags: int) -> Macros:
     r"""Returns the specialisation of a kernel.
 
     Args:
         types (tuple): What :meth:`types_of` gives.
-        plan (Layout or HeadLayout): How rows are read.
+        *plans (Layout, HeadLayout or Pace): How rows are read.
         **flags: Macros of the kernel's own.
     """
-    return *types, *plan.macros, *((name, int(flag)) for name, flag in flags.items())
+    planned = (macro for plan in plans for macro in plan.macros)
+    return *types, *planned, *((name, int(flag)) for name, flag in flags.items())
 
 
 def types_of(x: Tensor, index: Tensor) -> Macros:

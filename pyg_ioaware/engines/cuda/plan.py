@@ -1,4 +1,6 @@
-"""How the features of a row are spread over lanes: a pure function of shapes and alignment."""
+"""How rows are spread over lanes, and how many edges are taken at once: pure functions of shapes,
+alignment and degrees.
+"""
 
 import functools
 from typing import NamedTuple
@@ -125,6 +127,92 @@ def _head_layout(heads: int, channels: int, size: int, address: int, least: int)
     filled = accesses == head_lanes * head_vectors and heads == side * slots * slices
     lanes, vectors = head_lanes * side, slots * head_vectors
     return HeadLayout(vec, lanes, head_lanes, head_vectors, vectors, slices, filled)
+
+
+class Pace(NamedTuple):
+    r"""How a group goes through the edges of a row.
+
+    Attributes:
+        batch (int): Edges whose rows are asked for before any is used, a power of two.
+        resident (int): Blocks that a multiprocessor holds at the least, which bounds registers.
+    """
+
+    batch: int
+    resident: int
+
+    @property
+    def macros(self) -> tuple[tuple[str, int], ...]:
+        """The specialisation."""
+        return ("BATCH", self.batch), ("RESIDENT", self.resident)
+
+
+_SHORT, _LONG = 6, 32  # mean numbers of edges of a row
+
+
+def pace(
+    kernel: str,
+    plan: Layout | HeadLayout,
+    table: Tensor,
+    edges: int,
+    rows: int,
+    with_features: bool = False,
+    with_dropout: bool = False,
+) -> Pace:
+    r"""Chooses how many edges a kernel takes at once.
+
+    More edges at once hide more of the memory's latency, but need registers, and most of a batch
+    is empty where rows are shorter. The numbers are the fastest on an H200 of those that do not
+    spill; of wide rows, those that fit.
+
+    Args:
+        kernel (str): Its name.
+        plan (Layout or HeadLayout): How rows are read.
+        table (torch.Tensor): What is gathered.
+        edges (int): The number of edges.
+        rows (int): The number of rows.
+        with_features (bool, optional): Whether edges have features. (default: :obj:`False`)
+        with_dropout (bool, optional): Whether weights are dropped. (default: :obj:`False`)
+    """
+    length = (edges >= _SHORT * rows) + (edges >= _LONG * rows)
+    return _pace(
+        *(kernel, plan.vec, plan.vectors, table.element_size(), length),
+        *(with_features, with_dropout),
+    )
+
+
+@functools.cache
+def _pace(
+    kernel: str, vec: int, vectors: int, size: int, length: int, features: bool, dropout: bool
+) -> Pace:
+    """The same; length is 0 where rows are short, 2 where they are long, else 1."""
+    short, long = length == 0, length == 2
+    if kernel in ("spmm", "reduce"):
+        return Pace(8 if vectors == 1 and (long or (size == 2 and not short)) else 4, 1)
+    if kernel == "reduce_gather":
+        return Pace(2 if short else 4, 1)
+    # In attention, lanes hold numbers as they are stored, or in the type of sums.
+    words = vec * vectors * (max(size, 4) if kernel.startswith("gatv2") else size) // 4
+    lean = vectors == 1 and size <= 4 and not features
+    if kernel == "gatv2":
+        batch = _most(words * (1 + features), 4 if long else 0, 8, 16)
+        return Pace(batch, 6 if lean and not dropout else 1)
+    if kernel == "gatv2_target":
+        batch = _most(words * (1 + features), 2 if short else 4, 8, 16)
+        if vectors == 2 and size <= 4 and not features:
+            return Pace(batch, 4)
+        return Pace(batch, (6 if batch == 4 and size == 4 else 5) if lean else 1)
+    if kernel == "gatv2_source":
+        batch = _most(words, 0, 8, 16)
+        return Pace(batch, 7 if lean else 4 if vectors == 2 and size <= 4 else 1)
+    batch = _most(words, 2, 2 if short else 4, 8)
+    if kernel == "transformer_target":
+        return Pace(batch, (6 if batch > 2 else 7) if lean else 1)
+    return Pace(batch, 7 if lean and (size == 2 or kernel == "transformer_source") else 1)
+
+
+def _most(words: int, eight: int, four: int, two: int) -> int:
+    """Returns the batch by how many words of each edge its rows take in a lane."""
+    return 8 if words <= eight else 4 if words <= four else 2 if words <= two else 1
 
 
 def _power_of_two(n: int) -> int:

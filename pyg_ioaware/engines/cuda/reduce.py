@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks
+from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, pace
 from pyg_ioaware.graph.csr import CSR
 
 _REDUCE = Kernel(
@@ -55,7 +55,8 @@ def reduce(
     heads = 1 if weight is None else weight.shape[1]
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weight is not None, "WITH_ARG": arg is not None, "MINIMUM": not is_max}
-    macros = specialise(types_of(x, rowptr), plan, **flags)
+    speed = pace("reduce", plan, x, idx.numel(), rows)
+    macros = specialise(types_of(x, rowptr), plan, speed, **flags)
     count = tiles.size(0)
     tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, out, arg, tied)
     sizes = (rows, count, split, width, heads)

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks
+from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, pace
 from pyg_ioaware.graph.csr import CSR
 
 _SPMM = Kernel(
@@ -47,7 +47,8 @@ def spmm(
         return
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weight is not None, "SCALED": scale is not None}
-    macros = specialise(types_of(x, rowptr), plan, **flags)
+    speed = pace("spmm", plan, x, idx.numel(), rows)
+    macros = specialise(types_of(x, rowptr), plan, speed, **flags)
     count = tiles.size(0)
     grid = plan.blocks(rows + count), plan.slices
     tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, scale, out, partial)

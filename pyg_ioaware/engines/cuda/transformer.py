@@ -6,7 +6,7 @@ from torch import Tensor
 from pyg_ioaware.engines.cuda import attention
 from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
 from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout
+from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, Pace, head_layout, pace
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 from pyg_ioaware.philox import keep_scale, threshold
@@ -89,7 +89,8 @@ def transformer(
     plan = head_layout(heads, channels, query, key, value, out, least=_lanes(dim))
     flags = {"KEEP": scores is not None, "DROPOUT": seed is not None}
     vectors = -(-dim // plan.head_lanes)
-    macros = specialise(types_of(out, rowptr), plan, **flags, EDGE_VECS=vectors)
+    speed = pace("transformer", plan, key, idx.numel(), rows, dim > 0, seed is not None)
+    macros = specialise(types_of(out, rowptr), plan, speed, **flags, EDGE_VECS=vectors)
     tables = (rowptr, idx, perm, tiles, query, key, value, attr, edge_query, seed, out, edge_out)
     parts = (stats, scores, partial, partial_edge, partial_stats)
     sizes = (rows, count, split, heads, channels, dim, scale)
@@ -145,7 +146,8 @@ def transformer_target(
     plan = head_layout(heads, channels, grad, query, key, value, grad_query, least=_lanes(dim))
     types = types_of(query, rowptr)
     flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
-    macros = specialise(types, plan, **flags, EDGE_VECS=-(-dim // plan.head_lanes))
+    speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0, seed is not None)
+    macros = specialise(types, plan, speed, **flags, EDGE_VECS=-(-dim // plan.head_lanes))
     mass, edge_mass, centre = map(torch.empty_like, (partial, partial_edge, partial_delta))
     tables = (grad, grad_edge, grad_weights, query, key, value, stats, attr, edge_query, seed)
     written = (grad_query, grad_edge_query, terms)
@@ -167,7 +169,7 @@ def transformer_target(
         plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
         read = (grad_edge, edge_query, terms, grad_attr)
         grid = plan.blocks(rows + count), 1
-        macros = specialise(types, plan, DROPOUT=0, WEIGHTS=0, EDGE_VECS=1)
+        macros = specialise(types, plan, Pace(1, 1), DROPOUT=0, WEIGHTS=0, EDGE_VECS=1)
         _ATTR(runtime, macros, grid, THREADS, *graph, *read, *sizes, heads, dim, scale)
 
 
@@ -190,7 +192,8 @@ def transformer_source(
         return
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, grad, query, grad_value, grad_key)
-    macros = specialise(types_of(query, rowptr), plan)
+    speed = pace("transformer_source", plan, grad, csr.idx.numel(), rows)
+    macros = specialise(types_of(query, rowptr), plan, speed)
     tables = (rowptr, idx, perm, tiles, grad, query, terms, grad_value, grad_key, partial)
     sizes = (rows, count, split, heads, channels, scale)
     grid = plan.blocks(rows + count), plan.slices

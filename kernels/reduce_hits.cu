@@ -1,0 +1,244 @@
+// reduce_hits, reduce_ties, reduce_ties_merge — who shares the gradient of reduce, and in what.
+// Maths     hits and share of common/shares.cuh
+// Shapes    x [S, width]  grad, share [N, width]  arg [N, width] (int)  tied [N] (bytes)
+//           weight [E, heads]  hits [E, words] (unsigned)  counts [T, width] (int)
+// Mapping   hits: a warp a row or tile, WORDS words a lane. ties: as reduce.cu. merge: as merge.cuh
+// Traffic   hits: arg, grad and hits once. ties: gathers the rows of x of the edges of tied rows
+// Numerics  exact
+// Limits    VEC divides width, and width / heads where heads > 1
+#include "common/message.cuh"
+#include "common/rows.cuh"
+#include "common/shares.cuh"
+#include "common/vec.cuh"
+
+#if defined(WORDS)
+#define EDGES 128
+
+// Of rows in which no edges tie, from the places alone.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_hits(const index_t* __restrict__ rowptr, const long long* __restrict__ tiles,
+                const scalar_t* __restrict__ grad, const int* __restrict__ arg,
+                const unsigned char* __restrict__ tied, unsigned* __restrict__ hits,
+                long long num_rows, long long num_tiles, long long split, int width, int first,
+                int words) {
+  Item it;
+  if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
+  if (TIES != FIRST && __ldg(tied + it.row)) return;
+  const int lane = threadIdx.x % 32, w0 = blockIdx.y * WORDS;
+  const int skipped = it.part < 0 ? 0 : (int)(it.begin - rowptr[it.row]);
+  int place[WORDS];  // in the item
+  unsigned all = 0;  // a bit for each word: all edges have a hit
+#pragma unroll
+  for (int w = 0; w < WORDS; w++) {
+    const int f = first + 32 * (w0 + w) + lane;
+    const bool inside = f < width && w0 + w < words;
+    const long long at = it.row * width + f;
+    const int found = inside ? __ldg(arg + at) : -1;
+    place[w] = inside ? (found < 0 ? ~found : found) - skipped : -1;
+    if (TIES == EVEN && inside) all |= (unsigned)!is_finite(widen(__ldg(grad + at))) << w;
+  }
+  // Of short items, a ballot for each word: the word w of edge u goes to lane u * WORDS + w.
+  if (it.end - it.begin <= 32 / WORDS) {
+    const int n = (int)(it.end - it.begin);
+    unsigned mine = 0;
+    for (int u = 0; u < n; u++)
+#pragma unroll
+      for (int w = 0; w < WORDS; w++) {
+        const unsigned word = __ballot_sync(0xffffffffu, place[w] == u || all >> w & 1);
+        if (lane == u * WORDS + w) mine = word;
+      }
+    const int u = lane / WORDS, w = w0 + lane % WORDS;
+    if (u < n && w < words) hits[(it.begin + u) * words + w] = mine;
+    return;
+  }
+  // Else they are gathered in shared memory, from where they go out in whole lines.
+  __shared__ unsigned bits[THREADS / 32][WORDS * EDGES];
+  unsigned* own = bits[threadIdx.x / 32];
+  for (long long k0 = it.begin; k0 < it.end; k0 += EDGES) {
+    const int n = (int)min((long long)EDGES, it.end - k0);
+    for (int u = lane; u < n * WORDS; u += 32) own[u] = 0;
+    __syncwarp();
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+      const long long u = place[w] - (k0 - it.begin);
+      if (all >> w & 1)
+        for (int v = 0; v < n; v++) atomicOr(own + v * WORDS + w, 1u << lane);
+      else if (u >= 0 && u < n)
+        atomicOr(own + u * WORDS + w, 1u << lane);
+    }
+    __syncwarp();
+    for (int u = lane; u < n * WORDS; u += 32)
+      if (w0 + u % WORDS < words) hits[(k0 + u / WORDS) * words + w0 + u % WORDS] = own[u];
+    __syncwarp();
+  }
+}
+#else
+#define BATCH 4
+#define WORD_LANES (LANES * VEC < 32 ? LANES : 32 / VEC)  // that share a word
+
+// A lane's part of the words of one edge, or of all.
+struct Bits32 {
+  unsigned bits[NV];
+
+  // Combines the parts of lanes that share a word; the first of them has it.
+  DEVICE_MEMBER void combine(unsigned group) {
+    const int sub = threadIdx.x % WORD_LANES;
+#pragma unroll
+    for (int n = 0; n < NV; n++) {
+      bits[n] <<= sub * VEC;
+#pragma unroll
+      for (int offset = WORD_LANES / 2; offset > 0; offset /= 2)
+        bits[n] |= __shfl_xor_sync(group, bits[n], offset);
+    }
+  }
+};
+
+// The share that each of `count` edges gets.
+DEVICE acc_t share_of(acc_t grad, int count, acc_t best) {
+  return grad / (acc_t)(count + (TIES == EVEN && best == 0));
+}
+
+// Who attains the result among the edges of an item.
+DEVICE void find_ties(
+    const Item& it, const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+    const index_t* __restrict__ perm, const scalar_t* __restrict__ x,
+    const scalar_t* __restrict__ weight, const scalar_t* __restrict__ grad,
+    const int* __restrict__ arg, scalar_t* __restrict__ share, unsigned* hits,
+    int* __restrict__ counts, int width, int heads, int first, int words) {
+  const unsigned group = group_mask();
+  const int f0 = first + (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC;
+  const int stop = min(width, first + 32 * words), channels = width / heads;
+  const bool writes = threadIdx.x % WORD_LANES == 0;
+  const Edges edges = {idx, perm, x, weight, width, heads, channels};
+  const long long origin = it.part < 0 ? it.begin : rowptr[it.row];
+  acc_t best[NV][VEC];
+  int count[NV][VEC] = {};
+#pragma unroll
+  for (int n = 0; n < NV; n++)
+#pragma unroll
+    for (int v = 0; v < VEC; v++) {
+      const int f = f0 + n * LANES * VEC + v;
+      const int place = f < stop ? __ldg(arg + it.row * width + f) : 0;
+      best[n][v] = f < stop ? message(edges, origin + (place < 0 ? ~place : place), f) : 0;
+    }
+  for (long long k = it.begin; k < it.end; k += BATCH) {
+    Packed row[BATCH][NV];
+#pragma unroll
+    for (int u = 0; u < BATCH; u++) {
+      const long long source = k + u < it.end ? __ldg(idx + k + u) : -1;
+#pragma unroll
+      for (int n = 0; n < NV; n++) {
+        const int f = f0 + n * LANES * VEC;
+        row[u][n] = source >= 0 && f < stop ? load_packed(x + source * width + f) : zero_packed();
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < BATCH; u++) {
+      if (k + u >= it.end) break;
+      Bits32 hit;
+#pragma unroll
+      for (int n = 0; n < NV; n++) {
+        const int f = f0 + n * LANES * VEC;
+        acc_t values[VEC];
+        unpack(row[u][n], values);
+#if WEIGHTED
+        const long long edge = perm ? (long long)__ldg(perm + k + u) : k + u;
+        const acc_t factor = f < stop ? widen(__ldg(weight + edge * heads + f / channels)) : 0;
+#pragma unroll
+        for (int v = 0; v < VEC; v++) values[v] = widen(narrow(values[v] * factor));
+#endif
+        hit.bits[n] = 0;
+#pragma unroll
+        for (int v = 0; v < VEC; v++) {
+          const bool equal = attains(values[v], best[n][v]);
+          count[n][v] += equal;
+          hit.bits[n] |= (unsigned)equal << v;
+        }
+        if (f >= stop) hit.bits[n] = 0;
+      }
+      hit.combine(group);
+#pragma unroll
+      for (int n = 0; n < NV; n++) {
+        const int f = f0 + n * LANES * VEC;
+        if (writes && f < stop) hits[(k + u) * words + (f - first) / 32] = hit.bits[n];
+      }
+    }
+  }
+  Bits32 all;
+#pragma unroll
+  for (int n = 0; n < NV; n++) {
+    const int f = f0 + n * LANES * VEC;
+    all.bits[n] = 0;
+    if (f >= stop) continue;
+    if (it.part >= 0) {
+#pragma unroll
+      for (int v = 0; v < VEC; v++) counts[it.part * width + f + v] = count[n][v];
+      continue;
+    }
+    acc_t own[VEC];
+    load(grad + it.row * width + f, own);
+#pragma unroll
+    for (int v = 0; v < VEC; v++) {
+      own[v] = share_of(own[v], count[n][v], best[n][v]);
+      all.bits[n] |= (unsigned)(TIES == EVEN && !is_finite(own[v])) << v;
+    }
+    store(share + it.row * width + f, own);
+  }
+  all.combine(group);
+#pragma unroll
+  for (int n = 0; n < NV; n++)
+    if (writes && all.bits[n])
+      for (long long k = it.begin; k < it.end; k++)
+        hits[k * words + (f0 + n * LANES * VEC - first) / 32] |= all.bits[n];
+}
+
+// Of rows in which edges tie: who attains the result. Of split rows also how many of each tile.
+// Few rows have ties as a rule, so that groups take many items.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_ties(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+                const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+                const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
+                const scalar_t* __restrict__ grad, const int* __restrict__ arg,
+                const unsigned char* __restrict__ tied, scalar_t* __restrict__ share,
+                unsigned* hits, int* __restrict__ counts, long long num_rows, long long num_tiles,
+                long long split, int width, int heads, int first, int words) {
+  const long long groups = (long long)gridDim.x * (THREADS / LANES);
+  for (long long item = group_of_launch(); item < num_rows + num_tiles; item += groups) {
+    if (item >= num_tiles && !__ldg(tied + item - num_tiles)) continue;
+    Item it;
+    if (!find_item(it, item, rowptr, tiles, num_rows, num_tiles, split)) continue;
+    if (__ldg(tied + it.row))
+      find_ties(it, rowptr, idx, perm, x, weight, grad, arg, share, hits, counts, width, heads,
+                first, words);
+  }
+}
+
+// The shares of split rows, a warp for each first tile.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_ties_merge(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+                      const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+                      const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
+                      const scalar_t* __restrict__ grad, const int* __restrict__ arg,
+                      const unsigned char* __restrict__ tied, scalar_t* __restrict__ share,
+                      unsigned* __restrict__ hits, const int* __restrict__ counts,
+                      long long num_tiles, int width, int heads, int first, int words) {
+  const long long tile = ((long long)blockIdx.x * THREADS + threadIdx.x) / 32;
+  if (tile >= num_tiles) return;
+  const long long row = tiles[4 * tile], parts = tiles[4 * tile + 3];
+  if (!parts || !__ldg(tied + row)) return;
+  const Edges edges = {idx, perm, x, weight, width, heads, width / heads};
+  const int stop = min(width, first + 32 * words);
+  for (int f = first + threadIdx.x % 32; f < stop; f += 32) {
+    const long long at = row * width + f;
+    const int place = arg[at];
+    int count = 0;
+    for (long long p = tile; p < tile + parts; p++) count += counts[p * width + f];
+    const acc_t best = message(edges, rowptr[row] + (place < 0 ? ~place : place), f);
+    const scalar_t own = narrow(share_of(widen(grad[at]), count, best));
+    share[at] = own;
+    if (TIES == EVEN && !is_finite(widen(own)))
+      for (long long k = rowptr[row]; k < rowptr[row + 1]; k++)
+        atomicOr(hits + k * words + (f - first) / 32, 1u << (f - first) % 32);
+  }
+}
+#endif
