@@ -10,6 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+import torch_geometric.typing
 from graphs import ON_HOST_CUDA
 from torch_geometric.nn import SAGEConv
 
@@ -58,6 +59,20 @@ def host_cuda() -> Iterator[None]:
     with installed(engine, split=4):  # small rows are tiles already
         yield
     write_counts()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def pytorch_scatters() -> Iterator[None]:
+    """Makes stock PyG reduce by PyTorch where there is a GPU.
+
+    On CUDA, torch_scatter picks any of several equal maxima, skips NaN, and makes 0 of rows of
+    infinities: nothing that can be compared.
+    """
+    before = torch_geometric.typing.WITH_TORCH_SCATTER
+    if torch.cuda.is_available():
+        torch_geometric.typing.WITH_TORCH_SCATTER = False
+    yield
+    torch_geometric.typing.WITH_TORCH_SCATTER = before
 
 
 @pytest.fixture(autouse=True)

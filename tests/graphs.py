@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,7 +24,15 @@ ON_CPU = DEVICE.type == "cpu"
 ON_HOST_CUDA = os.environ.get("TEST_ENGINE") == "host_cuda"
 BY_NUMBA = ON_CPU and not ON_HOST_CUDA
 if not ON_CPU:
+    # Without it, no product of matrices is deterministic for PyTorch. It is read once.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_default_device(DEVICE)
+
+BAD_INDEX = "an index out of range ends a process that uses CUDA"
+# For tests that give one to stock PyG.
+bad_index = pytest.mark.skipif(not ON_CPU, reason=BAD_INDEX)
+# On a GPU PyTorch adds what it scatters in another order each time: gradcheck has to allow that.
+NONDET_TOL = 0.0 if ON_CPU else 1e-10
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ def from_file(path: str, seed: int) -> Graph:
             torch.from_numpy(data),
             (raw["num_nodes"], width),
             check_invariants=True,
+            device="cpu",
         )
     elif x is not None:
         x = torch.from_numpy(x)
@@ -115,7 +116,7 @@ def from_pyg(name: str, seed: int, root: str | None = None) -> Graph:
         make = getattr(torch_geometric.datasets, kind)
         arguments = [argument] if argument else []
         folder = os.path.join(root, kind)
-        data = make()[0] if kind == "KarateClub" else make(folder, *arguments)[0]
+        data = (make() if kind == "KarateClub" else make(folder, *arguments))[0].cpu()
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise CommandError(f"data set '{name}' cannot be loaded: {reason}", code=1) from None
@@ -137,25 +138,26 @@ def _complete(
     seed: int,
 ) -> Graph:
     """Fills in what a source left out, always in the same way for one seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)  # of the CPU, whatever the default device is
     notes = []
     _check_memory(n * FEATURES * 4)  # the least that any graph of this size needs
     degree = torch.bincount(edges[1], minlength=n)
     if x is None:
         notes.append(f"no features: {FEATURES - 1} random ones and the degree are used")
-        x = torch.randn(n, FEATURES, generator=generator)
+        x = torch.randn(n, FEATURES, generator=generator, device="cpu")
         x[:, 0] = degree.float().log1p()
     elif x.numel() > WIDEST:
         notes.append(f"{x.size(1)} features: projected to {PROJECTED} random directions")
         _check_memory((n + x.size(1)) * PROJECTED * 4)
-        x = x @ (torch.randn(x.size(1), PROJECTED, generator=generator) / PROJECTED**0.5)
+        directions = torch.randn(x.size(1), PROJECTED, generator=generator, device="cpu")
+        x = x @ (directions / PROJECTED**0.5)
     elif x.layout != torch.strided:
         x = x.to_dense()
     if y is None:
         notes.append(f"no labels: {CLASSES} classes of equal size by degree are used")
         rank = degree.argsort(stable=True).argsort()
         y = rank * CLASSES // n
-    labelled = torch.ones(n, dtype=torch.bool)
+    labelled = torch.ones(n, dtype=torch.bool, device="cpu")
     if y.dim() == 1:
         # Negative classes mean "unknown", as in PyG.
         labelled = y >= 0
@@ -176,7 +178,8 @@ def _split(
         test = masks["test_mask"].bool() & labelled if "test_mask" in masks else others
     else:
         notes.append("no split: a random 60 % of the nodes train, 40 % test")
-        train = labelled & (torch.rand(len(labelled), generator=generator) < 0.6)
+        drawn = torch.rand(len(labelled), generator=generator, device="cpu")
+        train = labelled & (drawn < 0.6)
         test = labelled & ~train
     if not train.any():
         raise CommandError("no labelled node is left to train on")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from attention import LAYERS, C, D, F, attr, check, is_fused, pair, x
 from convs import edge_weight
-from graphs import BIPARTITE, FORMS, GRAPHS, SQUARE, Graph, features, graphs
+from graphs import BIPARTITE, DEVICE, FORMS, GRAPHS, ON_CPU, SQUARE, Graph, features, graphs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -100,7 +100,8 @@ def test_gradients_of_a_wide_map_are_summed_in_little_memory(graph: str) -> None
         out = conv(*inputs)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         out.sum().backward()
-    largest = max(event.self_cpu_memory_usage for event in seen.events())
+    usage = "self_cpu_memory_usage" if ON_CPU else "self_device_memory_usage"
+    largest = max(getattr(event, usage) for event in seen.events())
     assert largest <= 8 * 128 * max(g.num_edges + g.num_src, 2 * dim)
 
 
@@ -131,11 +132,13 @@ def test_graphs(kind: str, graph: str, flow: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_bipartite(kind: str, graph: str) -> None:
     edges = attr(BIPARTITE[graph]) if kind.endswith("edges") else None
-    # Stock computes features of loops for the nodes of the smaller side only, and fails for others.
+    # Stock computes features of loops for the nodes of the smaller side only, and fails for others:
+    # by an index out of range, which ends a process that uses CUDA.
     options = {"fill_value": 0.5} if kind == "GATv2-edges" else {}
     for g in (BIPARTITE[graph], BIPARTITE[graph].transposed):
         check(KINDS[kind]((F, F + 1), C, **options), pair(g), g.edge_index, edges)
-        compare(KINDS[kind]((F, F + 1), C), pair(g), g.edge_index, edges)
+        if ON_CPU or kind != "GATv2-edges" or g.num_dst <= g.num_src:
+            compare(KINDS[kind]((F, F + 1), C), pair(g), g.edge_index, edges)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -143,9 +146,12 @@ def test_bipartite_against_the_flow(name: str) -> None:
     for graph, fits in (("unsorted", True), ("wide", False)):
         g = GRAPHS[graph]
         conv = LAYERS[name]((F, F + 1), C, 2, flow="target_to_source")
-        layers = compare(conv, pair(g), g.edge_index.flip(0))
-        assert is_fused(layers) == (fits or name == "Transformer")
-        compare(conv, pair(g), g.edge_index)
+        # An index that is out of range for stock ends a process that uses CUDA.
+        if ON_CPU or fits or name == "Transformer":
+            layers = compare(conv, pair(g), g.edge_index.flip(0))
+            assert is_fused(layers) == (fits or name == "Transformer")
+        if ON_CPU or fits or name == "GATv2":
+            compare(conv, pair(g), g.edge_index)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -297,7 +303,7 @@ def test_dtypes(kind: str, dtype: torch.dtype) -> None:
 def test_autocast(kind: str, x_dtype: torch.dtype) -> None:
     g = SQUARE["unsorted"]
     edges = attr(g) if kind.endswith("edges") else None
-    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    autocast = partial(torch.autocast, DEVICE.type, torch.bfloat16)
     args = (x(g, dtype=x_dtype), g.edge_index, edges, True)
     check(KINDS[kind](F, C), *args, context=autocast)
 

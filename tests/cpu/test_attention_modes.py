@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch_geometric
 from attention import LAYERS, OWN, C, D, F, attr, check, pair, x
-from graphs import BIPARTITE, SQUARE, features
+from graphs import BIPARTITE, NONDET_TOL, SQUARE, features
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import functional_call
@@ -99,7 +99,9 @@ def test_impossible_dropout_is_stocks_error(name: str, p: float) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 @ALL
 def test_checkpoint_draws_the_same_again(name: str, reentrant: bool) -> None:
-    conv, found = layer(name, dropout=0.5, edge_dim=D), []
+    # The mean is PyTorch's own sum, which on a GPU has another order each time.
+    options = {"fill_value": 0.5} if name == "GATv2" else {}
+    conv, found = layer(name, dropout=0.5, edge_dim=D, **options), []
     for run in (conv, lambda *args: checkpoint(conv, *args, use_reentrant=reentrant)):
         leaf = x(G)
         torch.manual_seed(1)
@@ -144,8 +146,8 @@ def test_gradcheck(name: str) -> None:
                 out = conv(x, g.edge_index, attr, return_attention_weights=flag)  # noqa: B023
                 return out if isinstance(out, Tensor) else (out[0], out[1][1])
 
-            assert torch.autograd.gradcheck(run, inputs)
-        assert torch.autograd.gradgradcheck(run, inputs)
+            assert torch.autograd.gradcheck(run, inputs, nondet_tol=NONDET_TOL)
+        assert torch.autograd.gradgradcheck(run, inputs, nondet_tol=NONDET_TOL)
 
 
 SHARED: dict[str, Callable[[], Any]] = {

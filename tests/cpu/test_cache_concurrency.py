@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from child import run_python
-from graphs import features, random_edges
+from graphs import ON_CPU, features, random_edges
 from torch.utils.data import DataLoader, Dataset
 from torch_geometric.nn import GCNConv, SAGEConv
 
@@ -258,8 +258,12 @@ def test_finaliser_that_calls_the_cache():
 
 # Processes.
 
+can_fork = pytest.mark.skipif(
+    not hasattr(os, "fork") or not ON_CPU, reason="needs fork, after which CUDA cannot be used"
+)
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+@can_fork
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("busy", [False, True], ids=["quiet", "busy"])
 def test_fork_after_use(busy):
@@ -334,7 +338,7 @@ class Embeddings(Dataset):
             return self.conv(features(N, C, seed=seed), self.edge_index)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@can_fork
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("layer", "method"), [("gcn", "fork"), ("max", "fork"), ("max", "spawn")])
 def test_loader_workers(layer, method):

@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 import torch
+from graphs import ON_CPU
 
 import pyg_ioaware
 from pyg_ioaware import __main__ as command
@@ -137,6 +138,10 @@ def test_split(argv, parts):
     assert run.split(argv) == parts
 
 
+of_a_cpu = pytest.mark.skipif(not ON_CPU, reason="about the engine of the CPU")
+
+
+@of_a_cpu
 def test_doctor(capsys):
     assert command.main(["doctor"]) == 0
     out = capsys.readouterr().out
@@ -145,6 +150,7 @@ def test_doctor(capsys):
     assert not pyg_ioaware.is_patched()
 
 
+@of_a_cpu
 def test_doctor_reports_an_engine_that_is_wrong(monkeypatch, capsys):
     from pyg_ioaware.engines.cpu import CPUEngine
 

@@ -248,7 +248,7 @@ def test_peak_memory_of_a_call():
     size = 64 * 2**20
 
     def call():
-        torch.ones(size // 4)
+        torch.ones(size // 4, device="cpu")
 
     peak = memory.peak_of(call)
     if peak is None:

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from graphs import ON_CPU
 from torch import Tensor
 
 from pyg_ioaware import engines
 
+pytestmark = pytest.mark.skipif(not ON_CPU, reason="about the engine of the CPU")
 ENGINE = engines.of(torch.device("cpu"))
 EVEN, FIRST, EXACT = 0, 1, 2
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graphs import SQUARE, features, random_edges
+from graphs import DEVICE, SQUARE, features, random_edges
 from torch.autograd import forward_ad
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import (
@@ -107,7 +107,7 @@ LAYERS = {
     "TAG": lambda: TAGConv(C, C),
     "APPNP": lambda: APPNP(2, 0.1),
     "LG": LGConv,
-    "Cheb": lambda: ChebConv(C, C, 3),
+    "Cheb": lambda: ChebConv(C, C, 3).to(DEVICE),  # its bias heeds no default device
     "Cheb_rw": lambda: ChebConv(C, C, 3, normalization="rw"),
     "Cheb_none": lambda: ChebConv(C, C, 3, normalization=None),
 }

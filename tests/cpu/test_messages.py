@@ -6,7 +6,7 @@ from typing import Any, Optional
 import pytest
 import torch
 from convs import C, F, edge_weight
-from graphs import FORMS, SQUARE, Graph, features, graphs
+from graphs import BAD_INDEX, FORMS, ON_CPU, SQUARE, Graph, bad_index, features, graphs
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -196,7 +196,8 @@ class AsksOnlyForTheShape(Plain):
     def message(self, x_j: Tensor) -> Tensor:
         assert x_j.dim() == 2
         assert x_j.size(-1) == x_j.shape[1] == F
-        assert not x_j.is_cuda
+        assert x_j.is_cpu == ON_CPU
+        assert x_j.is_cuda != ON_CPU
         assert x_j.new_zeros(3).dtype == x_j.dtype
         assert isinstance(x_j, Tensor)
         return x_j
@@ -505,6 +506,8 @@ def test_weights_of_heads(cls: type[MessagePassing], heads: tuple[int, ...], agg
 @pytest.mark.parametrize("aggr", ["sum", "max", ["sum", "max"]], ids=str)
 def test_nodes_along_any_dimension(aggr: Any, shape: tuple[int, ...], node_dim: int) -> None:
     g = SQUARE["unsorted"]
+    if not ON_CPU and -len(shape) <= node_dim < len(shape) and shape[node_dim] < g.num_src:
+        pytest.skip(BAD_INDEX)
     compare(Plain(aggr=aggr, node_dim=node_dim), features(*shape).requires_grad_(), g.edge_index)
 
 
@@ -579,11 +582,13 @@ def test_operands_changed_before_they_are_read(cls: type[MessagePassing], aggr: 
 
 # What stock refuses ########################################################################
 
-WRONG: dict[str, Callable[[], tuple[Any, ...]]] = {
+OUT_OF_RANGE: dict[str, Callable[[], tuple[Any, ...]]] = {
     "too_large_source": lambda: (features(4, F), torch.tensor([[0, 4], [1, 2]])),
     "too_large_target": lambda: (features(4, F), torch.tensor([[0, 1], [1, 9]])),
     "negative_source": lambda: (features(4, F), torch.tensor([[0, -1], [1, 2]])),
     "negative_target": lambda: (features(4, F), torch.tensor([[0, 1], [-1, 2]])),
+}
+WRONG: dict[str, Callable[[], tuple[Any, ...]]] = {
     "floats": lambda: (features(4, F), torch.tensor([[0.0, 1], [1, 2]])),
     "int16": lambda: (features(4, F), torch.tensor([[0, 1], [1, 2]], dtype=torch.int16)),
     "uint8": lambda: (features(4, F), torch.tensor([[0, 1], [1, 2]], dtype=torch.uint8)),
@@ -596,14 +601,19 @@ WRONG: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
+def _out_of_range(name: str) -> Any:
+    return pytest.param(name, marks=bad_index)
+
+
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("aggr", ["sum", "mean", "max", ["sum", "max"]], ids=str)
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", [*WRONG, *map(_out_of_range, OUT_OF_RANGE)])
 def test_same_error_as_stock(wrong: str, aggr: Any, requires_grad: bool) -> None:
-    x, *rest = WRONG[wrong]()
+    x, *rest = (WRONG | OUT_OF_RANGE)[wrong]()
     compare(Plain(aggr=aggr), None if x is None else x.requires_grad_(requires_grad), *rest)
 
 
+@bad_index
 @pytest.mark.parametrize("index", [[[0, 4], [1, 2]], [[0, -1], [1, 2]]])
 def test_the_same_bad_index_again(index: list[list[int]]) -> None:
     edge_index, x = torch.tensor(index), features(4, F)
@@ -634,9 +644,11 @@ def test_weights_of_other_dtypes(aggr: str, dtype: torch.dtype) -> None:
     compare(Weighted(aggr=aggr), features(g.num_src, F).requires_grad_(), g.edge_index, weight)
 
 
-@pytest.mark.parametrize("wrong", ["too_large_source", "negative_source", "three_rows"])
+@pytest.mark.parametrize(
+    "wrong", [*map(_out_of_range, ("too_large_source", "negative_source")), "three_rows"]
+)
 def test_strict_mode_leaves_errors_as_they_are(wrong: str) -> None:
-    args = WRONG[wrong]()
+    args = (WRONG | OUT_OF_RANGE)[wrong]()
     with pytest.raises((IndexError, ValueError)) as stock:
         Plain()(*args)
     with pyg_ioaware.patched(strict=True), pytest.raises(stock.type) as ours:

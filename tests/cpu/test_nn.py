@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import leftovers
 from convs import C, F, edge_weight
-from graphs import BIPARTITE, FORMS, GRAPHS, ON_CPU, SQUARE, features
+from graphs import BIPARTITE, FORMS, GRAPHS, ON_CPU, SQUARE, bad_index, features
 from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.explain import Explainer, GNNExplainer
@@ -257,7 +257,7 @@ def test_max_aggregation_by_pointers() -> None:
 
 
 @pytest.mark.parametrize("index", [[0, 1, 7], [0, -1, 1]])
-@pytest.mark.skipif(not ON_CPU, reason="an index out of range ends a process that uses CUDA")
+@bad_index
 def test_max_aggregation_of_bad_sets(index: list[int]) -> None:
     x = features(3, 12)
     ours = IOAwareMaxAggregation()

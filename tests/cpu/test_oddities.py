@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
+from graphs import DEVICE
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
@@ -137,7 +138,7 @@ def autocast_inside():
     lin = torch.nn.Linear(8, 8)
 
     def make(layer, x_j, weight):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             y = lin(x_j)
         return y.cumsum(0)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graphs import features
+from graphs import DEVICE, features
 from patching import EDGES, C, N
 from torch_geometric.explain import AttentionExplainer, Explainer, GNNExplainer
 from torch_geometric.nn import (
@@ -26,7 +26,7 @@ LAYERS = {
     "GCN": lambda: GCNConv(C, C),
     "SAGE_max": lambda: SAGEConv(C, C, aggr="max"),
     "GAT": lambda: GATConv(C, C, heads=2),
-    "Cheb": lambda: ChebConv(C, C, 2),
+    "Cheb": lambda: ChebConv(C, C, 2).to(DEVICE),  # its bias heeds no default device
     "GATv2": lambda: GATv2Conv(C, C, heads=2),
     "Transformer": lambda: TransformerConv(C, C, heads=2),
 }

@@ -95,7 +95,7 @@ def test_pickles_need_no_plugin(tmp_path):
         sys.modules["pyg_ioaware"] = None
         from torch_geometric.nn import GCNConv
         for path in sys.argv[1:]:
-            model = torch.load(path, weights_only=False)
+            model = torch.load(path, "cpu", weights_only=False)
             assert type(model.first) is GCNConv
             model.second(model.first(torch.ones(3, 8), torch.tensor([[0, 1], [1, 2]])),
                          torch.tensor([[0, 1], [1, 2]]))

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 from child import run_python
-from graphs import features, random_edges
+from graphs import DEVICE, features, random_edges
 from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 from torch.utils.checkpoint import checkpoint
@@ -40,7 +40,7 @@ LAYERS = {
     "Graph": lambda: GraphConv(C, C),
     "GIN": lambda: GINConv(nn.Linear(C, C)),
     "TAG": lambda: TAGConv(C, C),
-    "Cheb": lambda: ChebConv(C, C, 2),
+    "Cheb": lambda: ChebConv(C, C, 2).to(DEVICE),  # its bias heeds no default device
     "GAT": lambda: GATConv(C, C, heads=2),
     "GATv2": lambda: GATv2Conv(C, C, heads=2),
     "Transformer": lambda: TransformerConv(C, C, heads=2),
@@ -389,7 +389,7 @@ def test_autocast(layer, dtype):
     def call():
         found = []
         for on in (False, True, False, True):
-            with torch.autocast("cpu", dtype=dtype, enabled=on):
+            with torch.autocast(DEVICE.type, dtype=dtype, enabled=on):
                 found.append(conv(X, EDGES))
         return found
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from convs import C, F, edge_weight
-from graphs import BIPARTITE, SQUARE, features, random_edges
+from graphs import BIPARTITE, SQUARE, bad_index, features, random_edges
 from torch import Tensor, nn
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import (
@@ -297,21 +297,25 @@ INPUTS: dict[str, tuple[Any, ...]] = {
     "float edges": (x(), E.float()),
     "three rows": (x(), torch.cat([E, E[:1]])),
     "one row": (x(), E[0]),
-    "too large": (x(), E + N),
-    "negative": (x(), E - N),
     "no edges at all": (x(), None),
     "a triple": ((x(), x(), x()), E),
     "no sources": ((None, x()), E),
     "sizes that do not fit": ((x(), x(N + 1)), E, (N, N)),
     "sources that do not fit": ((x(), x()), E, (N + 2, N)),
+}
+OUT_OF_RANGE: dict[str, tuple[Any, ...]] = {
+    "too large": (x(), E + N),
+    "negative": (x(), E - N),
     "targets that do not fit": ((x(), None), E, (N, 2)),
 }
 
 
-@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize(
+    "inputs", [*INPUTS, *(pytest.param(name, marks=bad_index) for name in OUT_OF_RANGE)]
+)
 @pytest.mark.parametrize("name", ["GCN", "SAGE", "GIN"])
 def test_other_inputs(name: str, inputs: str, taken: list[bool]) -> None:
-    args = INPUTS[inputs]
+    args = (INPUTS | OUT_OF_RANGE)[inputs]
     compare(LAYERS[name](), *args[: 2 if name == "GCN" else 3])
     assert not any(taken)
 
