@@ -17,6 +17,7 @@ import torch._dynamo
 import torch_geometric.nn
 import torch_geometric.utils
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch_geometric import EdgeIndex
 from torch_geometric.index import ptr2index
 from torch_geometric.nn import ChebConv, GATv2Conv, GraphConv, MessagePassing, TransformerConv
@@ -205,6 +206,17 @@ REGISTRY: tuple[Replacement, ...] = (
     Replacement(_utils.spmm, _LAYERS, _make_spmm, "multiplies sparse adjacencies fused"),
 )
 
+_Scripted = torch.jit.ScriptFunction
+_call_scripted = _Scripted.__call__
+
+
+def _call_formed(self: Any, *args: Any, **kwargs: Any) -> Any:
+    # TorchScript asks no '__torch_function__' here, and its fusers read the memory of arguments.
+    if any(type(value) is messages.LazyMessage for value in tree_leaves((args, kwargs))):
+        return messages.LazyMessage.__torch_function__(self, (), args, kwargs)
+    return _call_scripted(self, *args, **kwargs)
+
+
 # A user's 'message' may call a compiled function: it gets formed messages, not the code that makes
 # them lazy.
 for _name in ("lazy", "commute"):
@@ -358,6 +370,7 @@ def _install() -> None:
             share_overloads(row.target, wrapper)
             if isinstance(row.places, type):
                 setattr(row.places, row.target.__name__, wrapper)
+        _Scripted.__call__ = _call_formed  # type: ignore[method-assign]
         in_modules = [(row, w, row.places) for row, w in made if isinstance(row.places, tuple)]
         _exchange({row.target: (wrapper, places) for row, wrapper, places in in_modules})
     except BaseException:
@@ -373,6 +386,8 @@ def _uninstall() -> None:
         share_overloads(wrapper, row.target)
         if isinstance(row.places, type) and row.places.__dict__.get(name) is wrapper:
             setattr(row.places, name, row.target)
+    if _Scripted.__call__ is _call_formed:
+        _Scripted.__call__ = _call_scripted  # type: ignore[method-assign]
     _exchange({wrapper: (row.target, ("",)) for row, wrapper in _installed})
     _installed.clear()
 

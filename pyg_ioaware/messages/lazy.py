@@ -409,6 +409,8 @@ def _versions(*tensors: Tensor | None) -> list[int]:
 
 def _may_change(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
     """Tells whether a function may change its arguments in place, judging by its name."""
+    if isinstance(func, torch.jit.ScriptFunction):
+        return True
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
     in_place |= name.startswith("__i") or name in ("__setitem__", "__set__")
@@ -420,6 +422,8 @@ def _trailing(weight: Tensor, dim: int) -> Tensor:
 
 
 def _name(func: Callable[..., Any]) -> str:
+    if isinstance(func, torch.jit.ScriptFunction):
+        return str(func.name)
     name = getattr(func, "__name__", str(func))
     if name == "__get__":
         return f"Tensor.{getattr(getattr(func, '__self__', None), '__name__', '?')}"

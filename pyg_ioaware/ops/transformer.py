@@ -376,15 +376,15 @@ class _Mapped(Function):
     def forward(ctx: Any, x: Tensor, maps: Tensor) -> Tensor:
         ctx.save_for_backward(x, maps)
         with torch.autocast(x.device.type, enabled=False):
-            return torch.einsum("nhp,hpq->nhq", x, maps)
+            return torch.bmm(x.transpose(0, 1), maps).transpose(0, 1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, maps = ctx.saved_tensors
         needs = ctx.needs_input_grad
         with torch.autocast(x.device.type, enabled=False):
-            grad_x = torch.einsum("nhq,hpq->nhp", grad, maps) if needs[0] else None
-            nodes = _NODES if x.is_cuda else x.size(0)
+            rows, nodes = grad.transpose(0, 1), _NODES if x.is_cuda else x.size(0)
+            grad_x = torch.bmm(rows, maps.mT).transpose(0, 1) if needs[0] else None
             return grad_x, _sum_products(x, grad, nodes) if needs[1] else None
 
 
@@ -395,10 +395,11 @@ _NODES = 256
 def _sum_products(x: Tensor, y: Tensor, nodes: int) -> Tensor:
     """Returns the sums over nodes of x[n, h, p] * y[n, h, q], of so many at a time."""
     whole = x.size(0) - x.size(0) % max(nodes, 1)
+    x, y = x.transpose(0, 1), y.transpose(0, 1)
     if whole <= nodes:
-        return torch.einsum("nhp,nhq->hpq", x, y)
+        return torch.bmm(x.mT, y)
     heads = []
-    for left, right in zip(x[:whole].unbind(1), y[:whole].unbind(1), strict=True):
+    for left, right in zip(x[:, :whole], y[:, :whole], strict=True):
         parts = left.unflatten(0, (-1, nodes)).mT @ right.unflatten(0, (-1, nodes))
         heads.append(parts.sum(0))
-    return torch.stack(heads) + torch.einsum("nhp,nhq->hpq", x[whole:], y[whole:])
+    return torch.stack(heads) + torch.bmm(x[:, whole:].mT, y[:, whole:])

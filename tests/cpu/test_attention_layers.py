@@ -338,7 +338,11 @@ def test_tiny_scores(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_huge_scores(kind: str) -> None:
-    """Their rounding decides between close ones, so that only the errors of many calls compare."""
+    """Their rounding decides between close ones, so that only the errors of many calls compare.
+
+    A close decision that rounding turns over is thousands of times as wrong as others: of squares
+    over all calls one would be the whole sum.
+    """
     g, scale = SQUARE["unsorted"], 1e3
     edges = attr(g).detach() if kind.endswith("edges") else None
     conv = KINDS[kind](F, C)
@@ -356,7 +360,8 @@ def test_huge_scores(kind: str) -> None:
     with pyg_ioaware.patched(strict=True):
         ours = run(torch.float32)
     assert ours.isfinite().all()
-    assert (ours - exact).square().mean() < 4 * (stock - exact).square().mean()
+    ours_error, stock_error = ((t - exact).square().mean(1).sqrt().mean() for t in (ours, stock))
+    assert ours_error < 2 * stock_error
 
 
 @pytest.mark.parametrize("name", LAYERS)

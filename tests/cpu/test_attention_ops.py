@@ -25,6 +25,7 @@ from pyg_ioaware import ops, philox
 from pyg_ioaware.ops import attention, reference
 from pyg_ioaware.ops.attention import Attention, EdgeFeatures
 from pyg_ioaware.ops.library import keeps_scores
+from pyg_ioaware.ops.transformer import _sum_products
 from pyg_ioaware.testing import compare
 
 pytestmark = pytest.mark.usefixtures("poison", "one_thread")
@@ -444,6 +445,17 @@ def test_what_no_edge_reaches_stays_out_of_gradients(op: str) -> None:
     out, _ = getattr(ops, op)(*given, g.adjacency)
     for gradient in torch.autograd.grad(out.sum(), given):
         assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("nodes", [1, 7, 40, 41])
+def test_products_of_narrow_rows_are_summed_in_parts(nodes: int) -> None:
+    x, y = (features(40, 3, c, seed=c, dtype=torch.float64).requires_grad_() for c in (4, 2))
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        return _sum_products(x, y, nodes)
+
+    torch.testing.assert_close(run(x, y), torch.einsum("nhp,nhq->hpq", x, y))
+    assert torch.autograd.gradcheck(run, (x, y))
 
 
 # Order, runs, threads ######################################################################

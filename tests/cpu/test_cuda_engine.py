@@ -12,7 +12,7 @@ import pyg_ioaware
 from pyg_ioaware import engines, ops
 from pyg_ioaware.engines.cuda import CUDAEngine, sources
 from pyg_ioaware.engines.cuda.launch import Kernel
-from pyg_ioaware.engines.cuda.plan import layout
+from pyg_ioaware.engines.cuda.plan import head_layout, layout, pace
 from pyg_ioaware.ops import reference
 from pyg_ioaware.testing import compare
 
@@ -179,6 +179,65 @@ def test_layouts(
 ) -> None:
     table = torch.empty(1024, dtype=dtype)[offset:]
     assert layout(width, unit, table) == expected
+
+
+SHORT, USUAL, LONG = 2, 15, 90  # mean degrees
+
+
+@pytest.mark.parametrize(
+    ("kernel", "heads", "channels", "dtype", "degree", "expected"),
+    [
+        ("spmm", 1, 128, torch.float32, USUAL, (4, 1)),
+        ("spmm", 1, 128, torch.float32, LONG, (8, 1)),
+        ("spmm", 1, 128, torch.bfloat16, USUAL, (8, 1)),
+        ("spmm", 1, 128, torch.bfloat16, SHORT, (4, 1)),
+        ("spmm", 1, 256, torch.float32, LONG, (4, 1)),
+        ("reduce", 1, 128, torch.float64, USUAL, (4, 1)),
+        ("reduce_gather", 1, 128, torch.float32, USUAL, (4, 1)),
+        ("reduce_gather", 1, 128, torch.float32, SHORT, (2, 1)),
+        ("gatv2", 4, 32, torch.float32, USUAL, (4, 6)),
+        ("gatv2", 4, 32, torch.float32, LONG, (8, 6)),
+        ("gatv2", 4, 64, torch.float64, USUAL, (4, 1)),
+        ("gatv2_target", 4, 32, torch.float32, SHORT, (4, 6)),
+        ("gatv2_target", 4, 32, torch.float32, USUAL, (8, 5)),
+        ("gatv2_target", 4, 32, torch.bfloat16, USUAL, (4, 5)),
+        ("gatv2_target", 8, 32, torch.float32, USUAL, (4, 4)),
+        ("gatv2_source", 4, 32, torch.bfloat16, USUAL, (4, 7)),
+        ("gatv2_source", 8, 32, torch.float32, USUAL, (4, 4)),
+        ("transformer", 4, 32, torch.float32, USUAL, (4, 1)),
+        ("transformer", 4, 32, torch.bfloat16, USUAL, (4, 7)),
+        ("transformer_target", 4, 32, torch.float32, USUAL, (4, 6)),
+        ("transformer_target", 4, 32, torch.float32, SHORT, (2, 7)),
+        ("transformer_target", 1, 8, torch.bfloat16, SHORT, (2, 7)),
+        ("transformer_source", 4, 32, torch.float32, LONG, (4, 7)),
+        ("transformer_source", 4, 64, torch.float64, LONG, (2, 1)),
+    ],
+)
+def test_edges_at_once(
+    kernel: str,
+    heads: int,
+    channels: int,
+    dtype: torch.dtype,
+    degree: int,
+    expected: tuple[int, int],
+) -> None:
+    table = torch.empty(4096, dtype=dtype)[:0]
+    plan = head_layout(heads, channels, table) if heads > 1 else layout(channels, channels, table)
+    assert pace(kernel, plan, table, 100 * degree, 100) == expected
+
+
+def test_no_rows_have_a_pace() -> None:
+    table = torch.empty(0)
+    assert pace("spmm", layout(8, 8, table), table, 0, 0).batch > 0
+
+
+@pytest.mark.parametrize("kernel", ["gatv2", "gatv2_target", "transformer"])
+def test_features_of_edges_take_registers(kernel: str) -> None:
+    table = torch.empty(0)
+    plan = head_layout(4, 32, table)
+    plain, featured = (pace(kernel, plan, table, 1500, 100, f) for f in (False, True))
+    assert featured.batch <= plain.batch
+    assert featured.resident == 1
 
 
 def test_no_gpu_is_needed_to_import_the_engine() -> None:

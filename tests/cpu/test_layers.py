@@ -289,7 +289,8 @@ def test_modules_of_other_dtypes(option: str, dtype: torch.dtype) -> None:
     inputs = node_inputs(option, g.num_src, dtype) | {"edge_index": g.edge_index}
     if takes_weight(option):
         inputs["edge_weight"] = edge_weight(g).detach().to(dtype).requires_grad_()
-    assert fused(compare(OPTIONS[option]().to(dtype), **inputs)) == WHOLE
+    # Of few gradients of GAT's vectors stock's largest error is small at times by luck.
+    assert fused(compare(OPTIONS[option]().to(dtype), draws=10, **inputs)) == WHOLE
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

@@ -1,5 +1,6 @@
 """Message passing that users write themselves: whatever the code does, it gets stock's answers."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -22,6 +23,7 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, OptPairTensor, OptTensor
 from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 import pyg_ioaware
+from pyg_ioaware.patch import _call_scripted
 from pyg_ioaware.testing import compare
 
 pytestmark = pytest.mark.usefixtures("poison", "one_thread")
@@ -448,6 +450,22 @@ def check(layers: dict[str, Any], expected: bool | None) -> None:
     if expected is not None:
         assert all(bool(c.fused) == expected for c in layers.values()), layers
         assert all(bool(c.stock) != expected for c in layers.values()), layers
+
+
+def test_a_scripted_function_gets_plain_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fuser of TorchScript reads the memory of its arguments, and lazy messages have none."""
+    given = []
+
+    def record(scripted: Any, *args: Any) -> Any:
+        given.extend(args)
+        return _call_scripted(scripted, *args)
+
+    monkeypatch.setattr(sys.modules["pyg_ioaware.patch"], "_call_scripted", record)
+    g = SQUARE["unsorted"]
+    for cls in (Scripted, ScriptedAfterWeighting):
+        compare(cls(), features(g.num_src, F), g.edge_index)
+    assert given
+    assert all(type(value) is Tensor for value in given)
 
 
 @pytest.mark.parametrize("aggr", AGGREGATIONS, ids=str)

@@ -248,7 +248,7 @@ def gatv2_edges(
     channels, positions = width // max(heads, 1), terms.shape[0]
     perm, permuted = present(perm, idx)
     grad_attr, back = present(grad_attr, attr)
-    reals, recent = numbers(slope), torch.zeros(lin_parts.shape, dtype=attr.dtype)
+    reals, recent = numbers(slope), attr.new_zeros(lin_parts.shape)
     given = (rowptr, idx, perm, tiles, terms, signs, lin_parts, recent, grad_attr, attr, scaled)
     fields = (*(dtype(t) for t in given), torch.float64, *(INTEGER,) * 9)
     values = (

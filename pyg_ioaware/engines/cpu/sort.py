@@ -50,9 +50,9 @@ def sort_by_key(key, n):
     edges = key.shape[0]
     parallel = edges > SERIAL
     chunks = max(1, min(threads(), 2 * edges // max(n, 1))) if parallel else 1
-    rowptr = torch.empty(n + 1, dtype=torch.int32)
-    perm = torch.empty(edges, dtype=torch.int32)
-    counts = torch.empty(chunks * n, dtype=torch.int32)
+    rowptr = key.new_empty(n + 1, dtype=torch.int32)
+    perm = key.new_empty(edges, dtype=torch.int32)
+    counts = key.new_empty(chunks * n, dtype=torch.int32)
     tensors = (key, rowptr, perm, counts)
     function = _entry((*(t.dtype for t in tensors), *(INTEGER,) * 3))
     block = block_of((*(t.data_ptr() for t in tensors), edges, n, chunks))

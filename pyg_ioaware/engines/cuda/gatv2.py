@@ -21,7 +21,7 @@ from pyg_ioaware.philox import keep_scale, threshold
 
 _LIN_DEPTH = 4  # features of edges that a block of gatv2_lin takes
 _MOST_LIN_SLOTS = 512
-MOST_SLOTS = 8192  # blocks of a launch that sums gradients of parameters
+MOST_SLOTS = 2048  # blocks of a launch that sums gradients of parameters
 
 _EDGES = [("attr", "T*"), ("loop_attr", "T*"), ("lin", "T*")]
 _ROWS = [*ROWS, ("num_loops", "i64")]
