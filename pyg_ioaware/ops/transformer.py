@@ -346,6 +346,7 @@ def transformer(
     if edges is not None:
         score_dtype = torch.promote_types(score_dtype, edges.weight.dtype)
         dtype = torch.promote_types(dtype, edges.weight.dtype)
+    score_dtype = _exponential(score_dtype, query.device)
     dtype = torch.promote_types(dtype, score_dtype)
     work = compute_dtype(dtype, query.device)
     seed = attention.seed_for(dropout, query.device)
@@ -367,6 +368,13 @@ def transformer(
     if weights is not None:
         weights = weights.index_select(0, options.order()).to(score_dtype)
     return out.to(dtype), weights
+
+
+def _exponential(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Returns the dtype of sums and exponentials, which autocast widens on some devices."""
+    if not torch.is_autocast_enabled(device.type):
+        return dtype
+    return torch.empty(0, 1, dtype=dtype, device=device).sum(-1).exp().dtype
 
 
 class _Mapped(Function):

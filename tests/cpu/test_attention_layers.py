@@ -147,10 +147,9 @@ def test_bipartite_against_the_flow(name: str) -> None:
         g = GRAPHS[graph]
         conv = LAYERS[name]((F, F + 1), C, 2, flow="target_to_source")
         # An index that is out of range for stock ends a process that uses CUDA.
-        if ON_CPU or fits or name == "Transformer":
+        if ON_CPU or fits:
             layers = compare(conv, pair(g), g.edge_index.flip(0))
             assert is_fused(layers) == (fits or name == "Transformer")
-        if ON_CPU or fits or name == "GATv2":
             compare(conv, pair(g), g.edge_index)
 
 

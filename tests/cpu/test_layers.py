@@ -305,6 +305,8 @@ def test_float32_weights_of_half_features(option: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("form", [f for f in FORMS if f.startswith(("torch", "Sparse"))])
 @pytest.mark.parametrize("option", ["GCN", "SAGE-mean", "SAGE-max", "GraphConv"])
 def test_sparse_matrices_of_half_features(option: str, form: str, dtype: torch.dtype) -> None:
+    if not ON_CPU and form == "SparseTensor" and dtype is torch.bfloat16:
+        pytest.skip("torch_sparse has no kernels for it on CUDA")
     g = SQUARE["unsorted"]
     for weight in (None, edge_weight(g, requires_grad=False), edge_weight(g).detach().to(dtype)):
         inputs = node_inputs(option, g.num_src, dtype)
@@ -409,6 +411,8 @@ def test_gradients_of_ties(aggr: Any, kind: str, form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("option", ["GCN", "SAGE-max", "SAGE-list", "GraphConv"])
 def test_nan_and_inf_features(option: str, form: str, value: float) -> None:
+    if not ON_CPU and form == "SparseTensor" and option == "SAGE-max":
+        pytest.skip("torch_sparse passes over NaN and -inf on CUDA")
     g = SQUARE["unsorted"]
     x = features(g.num_src, F)
     x[3, 2], x[7] = value, -value

@@ -88,7 +88,7 @@ def main() -> None:
         log = done.stdout + done.stderr
         found = reports(log)
         ours = [report for report in found if is_ours(report)]
-        ended = done.returncode == 0 and "ERROR SUMMARY" in log
+        ended = done.returncode == 0 and " SUMMARY: " in log
         seconds = round(time.monotonic() - start)
         rows.append(
             {

@@ -501,9 +501,9 @@ def test_a_new_graph_at_every_step_frees_what_it_took():
 def test_out_of_memory_is_reported_as_such():
     edges = graph(1000, 2000)
     adj = Adjacency.from_pair(*edges, 1000, 1000)
-    x = torch.ones(1000, 2**15, device="cuda")
     gc.collect()
-    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # or what is left of a larger block holds the result
+    x = torch.ones(1000, 2**15, device="cuda")
     # A limit of this process only: others run on the same GPU. Half of the result fits.
     limit = torch.cuda.memory_reserved() + x.nbytes // 2
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
