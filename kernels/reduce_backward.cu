@@ -51,46 +51,10 @@ static __device__ __noinline__ acc_t exact_sum(const Edges& e, const index_t* ro
 #define WORDS 1
 #endif
 
-#define TIED (1u << 31)
+// Edges whose shares are asked for before any is used, and that fit in the lanes of a group.
+#define TAKEN (BATCH < LANES ? BATCH : LANES)
 
-// What is known of a batch of edges before their shares are read.
-struct Ends {
-  index_t target[BATCH], place[BATCH];  // target is -1 of no edge
-
-  DEVICE_MEMBER void load(const index_t* idx, const index_t* perm, long long k, long long end) {
-#pragma unroll
-    for (int u = 0; u < BATCH; u++) {
-      const bool inside = k + u < end;
-      target[u] = inside ? __ldg(idx + k + u) : -1;
-      place[u] = inside && perm ? __ldg(perm + k + u) : (index_t)(k + u);
-    }
-  }
-};
-
-struct Hits {
-  unsigned bits[BATCH][NV];  // the lane's features; TIED where edges of the target tie
-
-  DEVICE_MEMBER void load(const Ends& ends, const unsigned* hits, const Shares& shares, int f0,
-                          int first, int stop, int words) {
-#pragma unroll
-    for (int u = 0; u < BATCH; u++) {
-      const bool exists = ends.target[u] >= 0;
-      const bool ties = TIES != FIRST && exists && __ldg(shares.tied + ends.target[u]);
-#pragma unroll
-      for (int n = 0; n < NV; n++) {
-        const int f = f0 + n * LANES * VEC, bit = f - first;
-        unsigned found = 0;
-        if (f < stop && exists)
-          found = __ldg(hits + (long long)ends.place[u] * words + bit / 32) >> bit % 32;
-        found &= (1u << VEC) - 1;
-        bits[u][n] = found ? found | (ties ? TIED : 0) : 0;
-      }
-    }
-  }
-};
-
-// Of the rows by source: rowptr, idx, perm (positions in the rows by target), tiles. While shares of
-// a batch are on their way, hits of the next are asked for, and the ends of the one after.
+// Of the rows by source: rowptr, idx, perm (positions in the rows by target), tiles.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_gather(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                   const index_t* __restrict__ perm, const long long* __restrict__ tiles,
@@ -104,54 +68,67 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   int words) {
   Item it;
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
+  const unsigned group = group_mask();
   const Shares shares = {grad, share, tied};
-  const int f0 = first + (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC;
+  const int lane = threadIdx.x % LANES, f0 = first + (blockIdx.y * NV * LANES + lane) * VEC;
   const int stop = min(width, first + 32 * words);
   const Edges edges = {to_idx, to_perm, x, weight, width, heads, width / heads};
   acc_t sum[NV][VEC] = {};
-  Ends ends, next;
-  Hits found;
-  ends.load(idx, perm, it.begin, it.end);
-  next.load(idx, perm, it.begin + BATCH, it.end);
-  found.load(ends, hits, shares, f0, first, stop, words);
-  for (long long k = it.begin; k < it.end; k += BATCH) {
-    Packed row[BATCH][NV];
+  for (long long k0 = it.begin; k0 < it.end; k0 += LANES) {
+    // Each lane reads the ends of one edge.
+    const bool inside = k0 + lane < it.end;
+    const index_t own_target = inside ? __ldg(idx + k0 + lane) : -1;
+    const index_t own_place = inside && perm ? __ldg(perm + k0 + lane) : (index_t)(k0 + lane);
+    const int count = (int)min((long long)LANES, it.end - k0);
+    for (int b = 0; b < count; b += TAKEN) {
+      index_t target[TAKEN], place[TAKEN];
+      const scalar_t* from[TAKEN];
+      unsigned bits[TAKEN][NV];
+      Packed row[TAKEN][NV];
 #pragma unroll
-    for (int u = 0; u < BATCH; u++)
-#pragma unroll
-      for (int n = 0; n < NV; n++) {
-        const unsigned bits = found.bits[u][n];
-        const scalar_t* from = (bits & TIED ? share : grad) + (long long)ends.target[u] * width;
-        row[u][n] = bits ? load_packed(from + f0 + n * LANES * VEC) : zero_packed();
+      for (int u = 0; u < TAKEN; u++) {
+        target[u] = __shfl_sync(group, own_target, b + u, LANES);
+        place[u] = __shfl_sync(group, own_place, b + u, LANES);
       }
-    const Ends now = ends;
-    const Hits here = found;
-    ends = next;
-    if (k + BATCH < it.end) {
-      found.load(ends, hits, shares, f0, first, stop, words);
-      next.load(idx, perm, k + 2 * BATCH, it.end);
-    }
 #pragma unroll
-    for (int u = 0; u < BATCH; u++)
+      for (int u = 0; u < TAKEN; u++) {
+        from[u] = shares.of(target[u] < 0 ? 0 : target[u], width);
 #pragma unroll
-      for (int n = 0; n < NV; n++) {
-        acc_t factor = 1;
+        for (int n = 0; n < NV; n++) {
+          const int f = f0 + n * LANES * VEC, bit = f - first;
+          bits[u][n] = 0;
+          if (f < stop && target[u] >= 0)
+            bits[u][n] = __ldg(hits + (long long)place[u] * words + bit / 32) >> bit % 32 &
+                         ((1u << VEC) - 1);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < TAKEN; u++)
+#pragma unroll
+        for (int n = 0; n < NV; n++)
+          row[u][n] =
+              bits[u][n] ? load_packed(from[u] + f0 + n * LANES * VEC) : zero_packed();
+#pragma unroll
+      for (int u = 0; u < TAKEN; u++)
+#pragma unroll
+        for (int n = 0; n < NV; n++) {
+          acc_t factor = 1;
 #if WEIGHTED
-        // Stock multiplies the zeros of the other edges by the weight too: it may not be finite.
-        const int f = f0 + n * LANES * VEC;
-        if (f >= stop || now.target[u] < 0) continue;
-        const long long edge =
-            to_perm ? (long long)__ldg(to_perm + now.place[u]) : (long long)now.place[u];
-        factor = widen(__ldg(weight + edge * heads + f / edges.channels));
+          // Stock multiplies the zeros of the other edges by the weight too: it may not be finite.
+          const int f = f0 + n * LANES * VEC;
+          if (f >= stop || target[u] < 0) continue;
+          const long long edge = to_perm ? __ldg(to_perm + place[u]) : place[u];
+          factor = widen(__ldg(weight + edge * heads + f / edges.channels));
 #else
-        if (!here.bits[u][n]) continue;
+          if (!bits[u][n]) continue;
 #endif
-        acc_t value[VEC];
-        unpack(row[u][n], value);
+          acc_t value[VEC];
+          unpack(row[u][n], value);
 #pragma unroll
-        for (int v = 0; v < VEC; v++)
-          sum[n][v] += factor * (here.bits[u][n] >> v & 1 ? value[v] : 0);
-      }
+          for (int v = 0; v < VEC; v++)
+            sum[n][v] += factor * (bits[u][n] >> v & 1 ? value[v] : 0);
+        }
+    }
   }
 #pragma unroll
   for (int n = 0; n < NV; n++) {

@@ -98,55 +98,86 @@ DEVICE acc_t share_of(acc_t grad, int count, acc_t best) {
   return grad / (acc_t)(count + (TIES == EVEN && best == 0));
 }
 
+// The lane's messages of a batch of edges, read in rows.
+struct Messages {
+  const Edges& edges;
+  int f0, stop;
+  Packed row[BATCH][NV];
+
+  DEVICE_MEMBER bool inside(int n) const { return f0 + n * LANES * VEC < stop; }
+  DEVICE_MEMBER void load(long long k, long long end) {
+#pragma unroll
+    for (int u = 0; u < BATCH; u++) {
+      const long long source = k + u < end ? __ldg(edges.idx + k + u) : -1;
+      const scalar_t* from = edges.x + source * edges.width + f0;
+#pragma unroll
+      for (int n = 0; n < NV; n++)
+        row[u][n] = source >= 0 && inside(n) ? load_packed(from + n * LANES * VEC) : zero_packed();
+    }
+  }
+  DEVICE_MEMBER void values(long long k, int u, int n, acc_t (&to)[VEC]) const {
+    unpack(row[u][n], to);
+#if WEIGHTED
+    const int f = f0 + n * LANES * VEC;
+    const long long edge = edges.perm ? (long long)__ldg(edges.perm + k + u) : k + u;
+    const acc_t factor =
+        inside(n) ? widen(__ldg(edges.weight + edge * edges.heads + f / edges.channels)) : 0;
+#pragma unroll
+    for (int v = 0; v < VEC; v++) to[v] = widen(narrow(to[v] * factor));
+#endif
+  }
+};
+
+#define FEW_EDGES 16  // whose rows are read rather than the one message that attains the result
+
 // Who attains the result among the edges of an item.
-DEVICE void find_ties(
-    const Item& it, const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
-    const index_t* __restrict__ perm, const scalar_t* __restrict__ x,
-    const scalar_t* __restrict__ weight, const scalar_t* __restrict__ grad,
-    const int* __restrict__ arg, scalar_t* __restrict__ share, unsigned* hits,
-    int* __restrict__ counts, int width, int heads, int first, int words) {
+DEVICE void find_ties(const Item& it, const index_t* __restrict__ rowptr, const Edges& edges,
+                      const scalar_t* __restrict__ grad, const int* __restrict__ arg,
+                      scalar_t* __restrict__ share, unsigned* hits, int* __restrict__ counts,
+                      int first, int words) {
   const unsigned group = group_mask();
+  const int width = edges.width, stop = min(width, first + 32 * words);
   const int f0 = first + (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC;
-  const int stop = min(width, first + 32 * words), channels = width / heads;
   const bool writes = threadIdx.x % WORD_LANES == 0;
-  const Edges edges = {idx, perm, x, weight, width, heads, channels};
   const long long origin = it.part < 0 ? it.begin : rowptr[it.row];
-  acc_t best[NV][VEC];
-  int count[NV][VEC] = {};
+  const bool few = it.part < 0 && it.end - it.begin <= FEW_EDGES;
+  Messages messages = {edges, f0, stop};
+  acc_t best[NV][VEC] = {};
+  int place[NV][VEC], count[NV][VEC] = {};
 #pragma unroll
   for (int n = 0; n < NV; n++)
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
       const int f = f0 + n * LANES * VEC + v;
-      const int place = f < stop ? __ldg(arg + it.row * width + f) : 0;
-      best[n][v] = f < stop ? message(edges, origin + (place < 0 ? ~place : place), f) : 0;
+      const int found = f < stop ? __ldg(arg + it.row * width + f) : -1;
+      place[n][v] = found < 0 ? ~found : found;
+      if (!few && f < stop) best[n][v] = message(edges, origin + place[n][v], f);
     }
-  for (long long k = it.begin; k < it.end; k += BATCH) {
-    Packed row[BATCH][NV];
+  for (long long k = it.begin; few && k < it.end; k += BATCH) {
+    messages.load(k, it.end);
 #pragma unroll
     for (int u = 0; u < BATCH; u++) {
-      const long long source = k + u < it.end ? __ldg(idx + k + u) : -1;
+      if (k + u >= it.end) break;
 #pragma unroll
       for (int n = 0; n < NV; n++) {
-        const int f = f0 + n * LANES * VEC;
-        row[u][n] = source >= 0 && f < stop ? load_packed(x + source * width + f) : zero_packed();
+        acc_t values[VEC];
+        messages.values(k, u, n, values);
+#pragma unroll
+        for (int v = 0; v < VEC; v++)
+          if (place[n][v] == (int)(k - it.begin) + u) best[n][v] = values[v];
       }
     }
+  }
+  for (long long k = it.begin; k < it.end; k += BATCH) {
+    messages.load(k, it.end);
 #pragma unroll
     for (int u = 0; u < BATCH; u++) {
       if (k + u >= it.end) break;
       Bits32 hit;
 #pragma unroll
       for (int n = 0; n < NV; n++) {
-        const int f = f0 + n * LANES * VEC;
         acc_t values[VEC];
-        unpack(row[u][n], values);
-#if WEIGHTED
-        const long long edge = perm ? (long long)__ldg(perm + k + u) : k + u;
-        const acc_t factor = f < stop ? widen(__ldg(weight + edge * heads + f / channels)) : 0;
-#pragma unroll
-        for (int v = 0; v < VEC; v++) values[v] = widen(narrow(values[v] * factor));
-#endif
+        messages.values(k, u, n, values);
         hit.bits[n] = 0;
 #pragma unroll
         for (int v = 0; v < VEC; v++) {
@@ -154,7 +185,7 @@ DEVICE void find_ties(
           count[n][v] += equal;
           hit.bits[n] |= (unsigned)equal << v;
         }
-        if (f >= stop) hit.bits[n] = 0;
+        if (!messages.inside(n)) hit.bits[n] = 0;
       }
       hit.combine(group);
 #pragma unroll
@@ -202,14 +233,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const unsigned char* __restrict__ tied, scalar_t* __restrict__ share,
                 unsigned* hits, int* __restrict__ counts, long long num_rows, long long num_tiles,
                 long long split, int width, int heads, int first, int words) {
+  const Edges edges = {idx, perm, x, weight, width, heads, width / heads};
   const long long groups = (long long)gridDim.x * (THREADS / LANES);
   for (long long item = group_of_launch(); item < num_rows + num_tiles; item += groups) {
     if (item >= num_tiles && !__ldg(tied + item - num_tiles)) continue;
     Item it;
     if (!find_item(it, item, rowptr, tiles, num_rows, num_tiles, split)) continue;
     if (__ldg(tied + it.row))
-      find_ties(it, rowptr, idx, perm, x, weight, grad, arg, share, hits, counts, width, heads,
-                first, words);
+      find_ties(it, rowptr, edges, grad, arg, share, hits, counts, first, words);
   }
 }
 

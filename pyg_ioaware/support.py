@@ -143,9 +143,6 @@ def operand_reasons(*operands: Tensor) -> list[str]:
     device = operands[0].device
     if any(x.device != device for x in operands):
         found.append("features on several devices")
-    engine = engines.of(device)
-    if engine is not None and not engine.attends:
-        found.append(f"attention on device '{device}', whose scores this version leaves to stock")
     return found + forward_ad_reasons(*operands)
 
 

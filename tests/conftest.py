@@ -55,7 +55,6 @@ def host_cuda() -> Iterator[None]:
     from pyg_ioaware.engines.cuda import CUDAEngine
 
     engine = CUDAEngine(HostRuntime(seed=1))
-    engine.attends = True
     with installed(engine, split=4):  # small rows are tiles already
         yield
     write_counts()

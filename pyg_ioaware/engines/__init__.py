@@ -48,7 +48,6 @@ class Engine(Protocol):
 
     native_dtypes: frozenset[torch.dtype]
     split: int  # rows with more edges are split into tiles of about so many
-    attends: bool  # whether layers of attention may use its kernels
     broken: dict[torch.dtype, str]  # why nothing of a dtype runs: a kernel could not be compiled
     gathers: bool  # whether it takes gradients of sources from the rows by source only
     keeps_scores: bool  # whether scores with edge features are kept for the backward pass

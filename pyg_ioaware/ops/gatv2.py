@@ -14,6 +14,7 @@ from pyg_ioaware.ops.library import (
     CSR_ARGS,
     allocate,
     compute_dtype,
+    gathers,
     is_batched,
     keeps_scores,
     launch,
@@ -239,6 +240,8 @@ def slots(x: Tensor, work: int, dim: int = 0) -> int:
         work (int): The number of edges and nodes.
         dim (int, optional): The number of edge features. (default: :obj:`0`)
     """
+    if gathers(x.device):  # which has partial sums of its own
+        return 1
     count = 128 if work * x.size(1) > 2**17 else 8
     return count if dim == 0 else max(2, min(count, work // (2 * dim) * 2))
 

@@ -27,7 +27,6 @@ class CPUEngine:
 
     native_dtypes = frozenset({torch.float32, torch.float64})
     split = 512  # edges beyond which a row is split into tiles
-    attends = True
     gathers = False
     keeps_scores = True
 

@@ -30,7 +30,6 @@ class CUDAEngine:
 
     native_dtypes = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
     split = 128  # edges beyond which a row is split into tiles
-    attends = True
     gathers = True
     keeps_scores = False
 

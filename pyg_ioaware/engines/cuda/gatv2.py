@@ -14,14 +14,15 @@ from pyg_ioaware.engines.cuda.launch import (
     specialise,
     types_of,
 )
-from pyg_ioaware.engines.cuda.plan import THREADS, head_layout, pace
+from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout, pace
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 from pyg_ioaware.philox import keep_scale, threshold
 
 _LIN_DEPTH = 4  # features of edges that a block of gatv2_lin takes
 _MOST_LIN_SLOTS = 512
-MOST_SLOTS = 2048  # blocks of a launch that sums gradients of parameters
+MOST_SLOTS = 8192  # blocks of a launch that sums gradients of parameters
+_SUMMED = 64  # of their sums, by one thread
 
 _EDGES = [("attr", "T*"), ("loop_attr", "T*"), ("lin", "T*")]
 _ROWS = [*ROWS, ("num_loops", "i64")]
@@ -181,7 +182,7 @@ def gatv2_target(
     speed = pace("gatv2_target", plan, x_l, idx.numel(), rows, dim > 0, seed is not None)
     macros = specialise(types, plan, speed, **flags)
     mass, centre = torch.empty_like(partial), torch.empty_like(partial_delta)
-    blocks, more = (min(MOST_SLOTS, plan.blocks(n)) for n in (rows + count, count))
+    blocks, more = (_slots(plan, n) for n in (rows + count, count))
     slots = att_parts.new_empty(blocks + more, width)
     read = (grad, grad_weights, x_l, x_r, att, stats, attr, loop_attr, lin, seed)
     written = (grad_x_r, terms, signs, slots, partial, mass, partial_delta, centre)
@@ -197,7 +198,7 @@ def gatv2_target(
         attention.merge_target(runtime, csr, *sums, att, grad_x_r, 1 - slope)
         rest = (tiles, x_r, partial, slots[blocks:], count, *shape)
         _ATT(runtime, macros, (more, plan.slices), THREADS, *rest)
-    torch.sum(slots, 0, out=att_parts[0])
+    _sum_slots(slots, att_parts[0])
     if attr is None or lin is None or not dim:
         return
     positions = terms.size(0)
@@ -222,6 +223,19 @@ def gatv2_target(
             *(runtime, macros, grid, THREADS, perm, lin, att),
             *(*edges, grad_attr, grad_loop, *counts),
         )
+
+
+def _slots(plan: HeadLayout, items: int) -> int:
+    """Returns how many blocks take so many items, and each write sums: some multiple."""
+    blocks = min(MOST_SLOTS, plan.blocks(items))
+    return blocks if blocks <= _SUMMED else -(-blocks // _SUMMED) * _SUMMED
+
+
+def _sum_slots(slots: Tensor, out: Tensor) -> None:
+    """Writes the sum over rows: of many by parts, for few columns are few threads."""
+    if slots.size(0) % _SUMMED == 0:
+        slots = slots.view(-1, _SUMMED, out.numel()).sum(1)
+    torch.sum(slots, 0, out=out)
 
 
 def _flat(vec: int, vectors: int, batch: int) -> Macros:
@@ -255,11 +269,11 @@ def gatv2_source(
     plan = head_layout(heads, channels, grad, x_l, att, grad_x_l)
     speed = pace("gatv2_source", plan, grad, idx.numel(), rows)
     macros = specialise(types_of(x_l, rowptr), plan, speed, LOOPS=num_loops >= 0)
-    blocks = min(MOST_SLOTS, plan.blocks(rows + count))
+    blocks = _slots(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
     tables = (rowptr, idx, perm, tiles, grad, x_l, att, terms, signs, grad_x_l, slots, partial)
     sizes = (rows, count, split, num_loops, heads, channels, slope)
     _SOURCE(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes)
-    torch.sum(slots, 0, out=att_parts[0])
+    _sum_slots(slots, att_parts[0])
     if count:
         merge_sums(runtime, csr, partial[0], grad_x_l)

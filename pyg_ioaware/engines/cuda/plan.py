@@ -170,7 +170,8 @@ def pace(
         table (torch.Tensor): What is gathered.
         edges (int): The number of edges.
         rows (int): The number of rows.
-        with_features (bool, optional): Whether edges have features. (default: :obj:`False`)
+        with_features (bool, optional): Whether edges have features, or weights.
+            (default: :obj:`False`)
         with_dropout (bool, optional): Whether weights are dropped. (default: :obj:`False`)
     """
     length = (edges >= _SHORT * rows) + (edges >= _LONG * rows)
@@ -186,8 +187,10 @@ def _pace(
 ) -> Pace:
     """The same; length is 0 where rows are short, 2 where they are long, else 1."""
     short, long = length == 0, length == 2
+    if kernel == "spmm" and vectors == 1 and not features:
+        return Pace(16 if long else 8 if size == 2 and not short else 4, 1)
     if kernel in ("spmm", "reduce"):
-        return Pace(8 if vectors == 1 and (long or (size == 2 and not short)) else 4, 1)
+        return Pace(8 if vectors == 1 and long and not features else 4, 1)
     if kernel == "reduce_gather":
         return Pace(2 if short else 4, 1)
     # In attention, lanes hold numbers as they are stored, or in the type of sums.
@@ -195,7 +198,7 @@ def _pace(
     lean = vectors == 1 and size <= 4 and not features
     if kernel == "gatv2":
         batch = _most(words * (1 + features), 4 if long else 0, 8, 16)
-        return Pace(batch, 6 if lean and not dropout else 1)
+        return Pace(batch, (6 if batch == 8 else 7) if lean and not dropout else 1)
     if kernel == "gatv2_target":
         batch = _most(words * (1 + features), 2 if short else 4, 8, 16)
         if vectors == 2 and size <= 4 and not features:
@@ -203,7 +206,8 @@ def _pace(
         return Pace(batch, (6 if batch == 4 and size == 4 else 5) if lean else 1)
     if kernel == "gatv2_source":
         batch = _most(words, 0, 8, 16)
-        return Pace(batch, 7 if lean else 4 if vectors == 2 and size <= 4 else 1)
+        narrow = 8 if size == 4 else 7
+        return Pace(batch, narrow if lean else 4 if vectors == 2 and size <= 4 else 1)
     batch = _most(words, 2, 2 if short else 4, 8)
     if kernel == "transformer_target":
         return Pace(batch, (6 if batch > 2 else 7) if lean else 1)

@@ -55,7 +55,7 @@ def reduce(
     heads = 1 if weight is None else weight.shape[1]
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weight is not None, "WITH_ARG": arg is not None, "MINIMUM": not is_max}
-    speed = pace("reduce", plan, x, idx.numel(), rows)
+    speed = pace("reduce", plan, x, idx.numel(), rows, weight is not None)
     macros = specialise(types_of(x, rowptr), plan, speed, **flags)
     count = tiles.size(0)
     tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, out, arg, tied)

@@ -47,7 +47,7 @@ def spmm(
         return
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weight is not None, "SCALED": scale is not None}
-    speed = pace("spmm", plan, x, idx.numel(), rows)
+    speed = pace("spmm", plan, x, idx.numel(), rows, weight is not None)
     macros = specialise(types_of(x, rowptr), plan, speed, **flags)
     count = tiles.size(0)
     grid = plan.blocks(rows + count), plan.slices
