@@ -99,6 +99,16 @@ def _rows(*shape: int) -> Tensor:
     return torch.randn(shape).requires_grad_()
 
 
+_PRIME = 2**24 - 3
+
+
+def _distinct_rows(n: int, width: int) -> Tensor:
+    """Returns numbers of which no two in a column are equal: whom a tie gives to differs."""
+    factors = torch.randint(1, _PRIME, (width,))
+    numbers = torch.arange(1, n + 1).view(-1, 1) * factors % _PRIME
+    return numbers.float().div_(2**22).sub_(2).requires_grad_()
+
+
 # Operations
 
 
@@ -139,7 +149,8 @@ def _op(name: str, width: int, weighted: bool = False) -> Case:
 
     def tensors(graph: Graph) -> tuple[Tensor, ...]:
         weight = (torch.rand(graph.num_edges).requires_grad_(),) if weighted else ()
-        return (_rows(graph.num_src, width), *weight)
+        rows = _distinct_rows if base == "max" else _rows
+        return (rows(graph.num_src, width), *weight)
 
     def ours(adj: Adjacency, x: Tensor, *weight: Tensor, **options: Any) -> Tensor:
         if base == "max":
@@ -247,11 +258,13 @@ def _layer(
     adjacency: bool = True,
     bipartite: bool = False,
     weighted: bool = False,
+    distinct: bool = False,
 ) -> Case:
     def tensors(graph: Graph) -> tuple[Tensor, ...]:
         targets = (_rows(graph.num_dst, width),) if graph.bipartite else ()
         weight = (torch.linspace(0.5, 1.5, graph.num_edges),) if weighted else ()
-        return (_rows(graph.num_src, width), *targets, *weight)
+        rows = _distinct_rows if distinct else _rows
+        return (rows(graph.num_src, width), *targets, *weight)
 
     def module(graph: Graph) -> torch.nn.Module:
         return make(width)
@@ -289,7 +302,9 @@ LAYERS: dict[str, Callable[..., Case]] = {
     "GCNConv_cached": partial(
         _layer, make=lambda f: pyg.GCNConv(f, f, cached=True), adjacency=False
     ),
-    "SAGEConv_max": partial(_layer, make=lambda f: pyg.SAGEConv(f, f, aggr="max"), bipartite=True),
+    "SAGEConv_max": partial(
+        _layer, make=lambda f: pyg.SAGEConv(f, f, aggr="max"), bipartite=True, distinct=True
+    ),
     "GraphConv": partial(_layer, make=lambda f: pyg.GraphConv(f, f), bipartite=True),
     "GINConv": partial(_layer, make=lambda f: pyg.GINConv(torch.nn.Linear(f, f))),
     "TAGConv": partial(_layer, make=lambda f: pyg.TAGConv(f, f)),

@@ -97,13 +97,13 @@ def plan(args: argparse.Namespace) -> Iterator[Work]:
     """Yields what a preset and the filter ask for, each row once."""
     chosen, seen = re.compile(args.filter), set()
     for study in PRESETS[args.preset][args.device]:
-        names = study.names(args.graphs)
+        names, kinds = study.names(args.graphs), {case(name).kind for name in study.cases}
         if args.names and study.graphs != (NONE,):
             names = tuple(args.names)
         for name, case_name in product(names, args.cases or study.cases):
             found, bipartite = case(case_name), name.startswith("bipartite:")
             fits = (found.kind == "machine") == (name == NONE)
-            if not fits or (bipartite and not found.bipartite):
+            if not fits or found.kind not in kinds or (bipartite and not found.bipartite):
                 continue
             dtypes = study.dtypes if found.kind in ("op", "layer") else ("float32",)
             for dtype in dtypes:

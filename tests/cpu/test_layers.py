@@ -363,7 +363,10 @@ def test_features_of_odd_dtypes(x_dtype: torch.dtype) -> None:
         with pyg_ioaware.patched():
             ours = _outcome(nn.SimpleConv(reduce), x, g.edge_index)
         assert type(ours) is type(stock)
-        assert torch.equal(ours, stock) if isinstance(stock, Tensor) else str(ours) == str(stock)
+        if isinstance(stock, Tensor):  # whose sums on a GPU differ from run to run
+            torch.testing.assert_close(ours, stock, **({"rtol": 0, "atol": 0} if ON_CPU else {}))
+        else:
+            assert str(ours) == str(stock)
 
 
 def _outcome(conv: torch.nn.Module, *args: Any) -> Any:
