@@ -2,6 +2,7 @@
 
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
@@ -25,7 +26,27 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-of",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run the first case of each parametrised test, and of the others one of N",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    parts, first = config.getoption("--one-of"), set()
+    kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        chosen = name not in first or zlib.crc32(item.nodeid.encode()) % parts == 0
+        kept[chosen].append(item)
+        first.add(name)
+    if kept[False]:
+        config.hook.pytest_deselected(items=kept[False])
+        items[:] = kept[True]
     if torch.cuda.is_available():
         return
     for item in items:

@@ -241,6 +241,7 @@ def test_features_of_edges_take_registers(kernel: str) -> None:
     plain, featured = (pace(kernel, plan, table, 1500, 100, f) for f in (False, True))
     assert featured.batch <= plain.batch
     assert featured.resident == 1
+    assert pace(kernel, plan, table, 1500, 100, False, True).resident <= plain.resident
 
 
 def test_no_gpu_is_needed_to_import_the_engine() -> None:

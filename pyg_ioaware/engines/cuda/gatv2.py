@@ -179,7 +179,8 @@ def gatv2_target(
     plan, types = head_layout(heads, channels, *tables), types_of(x_r, rowptr)
     flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
     flags |= {"LOOPS": num_loops >= 0, "EDGES": dim > 0}
-    speed = pace("gatv2_target", plan, x_l, idx.numel(), rows, dim > 0, seed is not None)
+    laden = seed is not None or grad_weights is not None
+    speed = pace("gatv2_target", plan, x_l, idx.numel(), rows, dim > 0, laden)
     macros = specialise(types, plan, speed, **flags)
     mass, centre = torch.empty_like(partial), torch.empty_like(partial_delta)
     blocks, more = (_slots(plan, n) for n in (rows + count, count))

@@ -156,7 +156,7 @@ def pace(
     edges: int,
     rows: int,
     with_features: bool = False,
-    with_dropout: bool = False,
+    with_more: bool = False,
 ) -> Pace:
     r"""Chooses how many edges a kernel takes at once.
 
@@ -172,18 +172,19 @@ def pace(
         rows (int): The number of rows.
         with_features (bool, optional): Whether edges have features, or weights.
             (default: :obj:`False`)
-        with_dropout (bool, optional): Whether weights are dropped. (default: :obj:`False`)
+        with_more (bool, optional): Whether weights are dropped, or have gradients of their own.
+            (default: :obj:`False`)
     """
     length = (edges >= _SHORT * rows) + (edges >= _LONG * rows)
     return _pace(
         *(kernel, plan.vec, plan.vectors, table.element_size(), length),
-        *(with_features, with_dropout),
+        *(with_features, with_more),
     )
 
 
 @functools.cache
 def _pace(
-    kernel: str, vec: int, vectors: int, size: int, length: int, features: bool, dropout: bool
+    kernel: str, vec: int, vectors: int, size: int, length: int, features: bool, more: bool
 ) -> Pace:
     """The same; length is 0 where rows are short, 2 where they are long, else 1."""
     short, long = length == 0, length == 2
@@ -198,19 +199,19 @@ def _pace(
     lean = vectors == 1 and size <= 4 and not features
     if kernel == "gatv2":
         batch = _most(words * (1 + features), 4 if long else 0, 8, 16)
-        return Pace(batch, (6 if batch == 8 else 7) if lean and not dropout else 1)
+        return Pace(batch, (6 if batch == 8 else 7) if lean and not more else 1)
     if kernel == "gatv2_target":
         batch = _most(words * (1 + features), 2 if short else 4, 8, 16)
         if vectors == 2 and size <= 4 and not features:
             return Pace(batch, 4)
-        return Pace(batch, (6 if batch == 4 and size == 4 else 5) if lean else 1)
+        return Pace(batch, (6 if batch == 4 and size == 4 else 5) - more if lean else 1)
     if kernel == "gatv2_source":
         batch = _most(words, 0, 8, 16)
         narrow = 8 if size == 4 else 7
         return Pace(batch, narrow if lean else 4 if vectors == 2 and size <= 4 else 1)
     batch = _most(words, 2, 2 if short else 4, 8)
     if kernel == "transformer_target":
-        return Pace(batch, (6 if batch > 2 else 7) if lean else 1)
+        return Pace(batch, (6 if batch > 2 else 7) - more if lean else 1)
     return Pace(batch, 7 if lean and (size == 2 or kernel == "transformer_source") else 1)
 
 

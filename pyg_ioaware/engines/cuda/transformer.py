@@ -146,7 +146,8 @@ def transformer_target(
     plan = head_layout(heads, channels, grad, query, key, value, grad_query, least=_lanes(dim))
     types = types_of(query, rowptr)
     flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
-    speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0, seed is not None)
+    laden = seed is not None or grad_weights is not None
+    speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0, laden)
     macros = specialise(types, plan, speed, **flags, EDGE_VECS=-(-dim // plan.head_lanes))
     mass, edge_mass, centre = map(torch.empty_like, (partial, partial_edge, partial_delta))
     tables = (grad, grad_edge, grad_weights, query, key, value, stats, attr, edge_query, seed)
