@@ -9,7 +9,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 
 from pyg_ioaware import ops
 from pyg_ioaware.graph.cache import CACHE, FACTS
-from pyg_ioaware.graph.csr import Adjacency
+from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.messages.sparse import structure
 from pyg_ioaware.record import RECORD
 
@@ -39,8 +39,8 @@ def prepare(
             an :obj:`edge_index` that does not say it itself. (default: :obj:`None`)
         flow (str, optional): As for :class:`~torch_geometric.nn.MessagePassing`.
             (default: :obj:`"source_to_target"`)
-        compile (bool, optional): If set, compiles the kernels for float32.
-            (default: :obj:`True`)
+        compile (bool, optional): If set, compiles the kernels for float32: on a GPU those for
+            the lengths of this graph's rows. (default: :obj:`True`)
         attention (tuple, optional): The heads, and channels of each, of layers of attention: also
             compiles the kernels of GATv2Conv and TransformerConv for them, which take some
             seconds each. (default: :obj:`None`)
@@ -63,9 +63,9 @@ def prepare(
     _ = adj.by_source_in_place
     device = adj.by_target.rowptr.device
     if compile:
-        compile_kernels(device, width=width)
+        compile_kernels(device, width=width, like=adj)
     if attention is not None:
-        compile_attention(device, *attention, edge_attr=edge_attr)
+        compile_attention(device, *attention, edge_attr=edge_attr, like=adj)
 
 
 def _check_attention(attention: Any, edge_attr: Any) -> None:
@@ -84,21 +84,24 @@ def _check_attention(attention: Any, edge_attr: Any) -> None:
 
 
 def compile_kernels(
-    device: torch.device | str, dtype: torch.dtype = torch.float32, width: int = 64
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+    width: int = 64,
+    like: Adjacency | None = None,
 ) -> None:
-    r"""Compiles every kernel that the fused operations use, by running it on a tiny graph.
+    r"""Compiles every kernel that the fused operations use, by running it on a small graph.
 
     Args:
         device (torch.device or str): The device.
         dtype (torch.dtype, optional): The dtype of the features. (default: float32)
         width (int, optional): The number of features of a node. (default: :obj:`64`)
+        like (Adjacency, optional): The structure whose kernels are wanted: those of a GPU depend
+            on the lengths of rows. (default: :obj:`None`)
     """
-    src = torch.tensor([0, 1, 1], device=device)
-    for order in (src, src.flip(0)):
-        adj = Adjacency.from_pair(src, order, 2, 2)
-        assert adj is not None
-        for weight in (None, torch.ones(3, device=device, dtype=dtype, requires_grad=True)):
-            x = torch.ones(2, width, device=device, dtype=dtype, requires_grad=True)
+    for adj in _small(like, device):
+        options: dict[str, Any] = {"device": device, "dtype": dtype, "requires_grad": True}
+        for weight in (None, torch.ones(adj.num_edges, **options)):
+            x = torch.ones(adj.num_src, width, **options)
             outs = [ops.spmm(x, adj, weight, mean=mean) for mean in (False, True)]
             outs += [ops.reduce(x, adj, weight, reduce=name) for name in ("max", "min")]
             torch.stack(outs).sum().backward()
@@ -112,8 +115,9 @@ def compile_attention(
     channels: int,
     dtype: torch.dtype = torch.float32,
     edge_attr: bool = False,
+    like: Adjacency | None = None,
 ) -> None:
-    r"""Compiles the kernels of attention, by running them on a tiny graph.
+    r"""Compiles the kernels of attention, by running them on a small graph.
 
     Args:
         device (torch.device or str): The device.
@@ -121,17 +125,56 @@ def compile_attention(
         channels (int): The channels per head.
         dtype (torch.dtype, optional): The dtype of the features. (default: float32)
         edge_attr (bool, optional): If set, edges have features. (default: :obj:`False`)
+        like (Adjacency, optional): The structure whose kernels are wanted. (default: :obj:`None`)
     """
-    ends = torch.tensor([0, 1, 1], device=device)
-    adj = Adjacency.from_pair(ends, ends, 2, 2)
-    assert adj is not None
-    x = torch.ones(2, heads, channels, device=device, dtype=dtype, requires_grad=True)
-    edges = None
-    if edge_attr:
-        edges = ops.EdgeFeatures(x.new_ones(3, 1), None, x.new_ones(heads * channels, 1))
-    out = ops.gatv2(x, x, x[0], adj, edges=edges)[0]
-    out = out + ops.transformer(x, x, x, adj, edges=edges)[0]
-    out.sum().backward()
+    adj = _small(like, device)[0]
+    x, y = (
+        torch.ones(n, heads, channels, device=device, dtype=dtype, requires_grad=True)
+        for n in (adj.num_src, adj.num_dst)
+    )
+    found = []
+    for num_loops in (-1, min(adj.num_src, adj.num_dst)):  # on a GPU these are other kernels
+        edges = None
+        if edge_attr:
+            loops = None if num_loops < 0 else x.new_ones(num_loops, 1)
+            features = x.new_ones(adj.num_edges, 1), loops, x.new_ones(heads * channels, 1)
+            edges = ops.EdgeFeatures(*features)
+        found.append(ops.gatv2(x, y, x[0], adj, num_loops=num_loops, edges=edges)[0])
+        if num_loops < 0:
+            found.append(ops.transformer(y, x, x, adj, edges=edges)[0])
+    torch.stack(found).sum().backward()
+
+
+def _small(like: Adjacency | None, device: torch.device | str) -> list[Adjacency]:
+    """Returns a small graph, in two orders of its edges, whose rows are as long as those of another
+    on average, and split where any of its are.
+    """
+    if like is None or not like.num_edges:
+        src = torch.tensor([0, 1, 1], device=device)
+        found = [Adjacency.from_pair(src, order, 2, 2) for order in (src, src.flip(0))]
+        return [adj for adj in found if adj is not None]
+    split = like.by_target.split
+    count = min(like.num_edges, 4 * (split + 1))
+    edge = torch.arange(count, device=device)
+    (dst, num_dst), (src, num_src) = (
+        _spread(csr, edge, like.num_edges) for csr in (like.by_target, like.by_source_in_place)
+    )
+    src = src.flip(0)
+    found = [
+        Adjacency.from_pair(*order, num_src, num_dst)
+        for order in ((src, dst), (src.flip(0), dst.flip(0)))
+    ]
+    return [adj for adj in found if adj is not None]
+
+
+def _spread(csr: CSR, edge: Tensor, num_edges: int) -> tuple[Tensor, int]:
+    """Returns in which row each of a few edges is, and the number of rows."""
+    count = edge.numel()
+    n = round(count * (csr.rowptr.numel() - 1) / num_edges)
+    n = max(1, min(n, 4 * count))
+    if csr.tiles.size(0) == 0 or n == 1:
+        return edge % n, n
+    return torch.where(edge <= csr.split, 0, 1 + edge % (n - 1)), n
 
 
 def stats(reset: bool = False) -> dict[str, Any]:
