@@ -203,12 +203,14 @@ def _traffic(
             return Traffic(2 * rows + 12 * e + out, 2 * rows, row, dst * row)
         return Traffic(rows + 4 * e + extra + out, rows, row, (dst if back else src) * row)
     if base == "max":
-        place = 0 if mode == "inference" else 4 * dst * width
+        short = e == 0 or int(torch.bincount(graph.edge_index[1]).max()) <= 128
+        places = (1 if short else 4) * dst * width
+        place = 0 if mode == "inference" else places
         if not back:
             return Traffic(e * (row + 4) + dst * row + place, e * row, row, src * row)
         hits = e * width // 8
         return Traffic(
-            dst * (2 * row + 4 * width) + 2 * hits + 8 * e + 32 * src * width,
+            dst * row + places + 2 * hits + 8 * e + 32 * src * width,
             hits + 32 * src * width,
             *(max(width // 8, 1), hits + dst * row),
         )

@@ -1,6 +1,6 @@
 // reduce — maxima or minima of the rows of each target's sources, and where they come from.
 // Maths     out[i] = max or min of weight[perm[k], h] * x[idx[k]]  over the edges k of row i
-// Shapes    x [S, width]  out [N, width]  weight [E, heads] or null  arg [N, width] (int) or null
+// Shapes    x [S, width]  out [N, width]  weight [E, heads] or null  arg [N, width] (place_t) or null
 //           partial [T, width] (acc_t)  partial_arg [T, width] (int)  rowptr [N + 1]  idx, perm [E]
 //           tiles [T, 4]
 // Mapping   LANES lanes a row or tile, NV accesses of VEC numbers a lane; wider rows by blockIdx.y
@@ -149,9 +149,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
            const index_t* __restrict__ perm, const long long* __restrict__ tiles,
            const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-           scalar_t* __restrict__ out, int* __restrict__ arg, unsigned char* __restrict__ tied,
-           acc_t* __restrict__ partial, int* __restrict__ partial_arg, long long num_rows, long long num_tiles, long long split,
-           int width, int heads) {
+           scalar_t* __restrict__ out, place_t* __restrict__ arg, unsigned char* __restrict__ tied,
+           acc_t* __restrict__ partial, int* __restrict__ partial_arg, long long num_rows,
+           long long num_tiles, long long split, int width, int heads) {
   Item it;
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
   const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC, channels = width / heads;
@@ -198,7 +198,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (value[v] != value[v])
           places[v] = ~(origin + first_nan(edges, it.begin, it.end, f + v));
     }
-    store_words(it.part < 0 ? arg + it.row * width + f : partial_arg + it.part * width + f, places);
+    if (it.part < 0) {
+      place_t found[VEC];
+#pragma unroll
+      for (int v = 0; v < VEC; v++) found[v] = (place_t)places[v];
+      store_words(arg + it.row * width + f, found);
+    } else {
+      store_words(partial_arg + it.part * width + f, places);
+    }
 #endif
   }
 }
@@ -207,7 +214,7 @@ struct Tables {
   const acc_t* partial;
   const int* partial_arg;
   scalar_t* out;
-  int* arg;
+  place_t* arg;
   unsigned char* tied;
   int width;
 };
@@ -260,7 +267,7 @@ struct Merged {
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
       const bool more = several >> v & 1 || !(value[v] > 0 || value[v] < 0);
-      t.arg[at + v] = more ? ~place[v] : place[v];
+      t.arg[at + v] = (place_t)(more ? ~place[v] : place[v]);
       if (more) t.tied[row] = 1;
     }
 #endif
@@ -271,7 +278,7 @@ struct Merged {
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_merge(const long long* __restrict__ tiles, const acc_t* __restrict__ partial,
                  const int* __restrict__ partial_arg, scalar_t* __restrict__ out,
-                 int* __restrict__ arg, unsigned char* __restrict__ tied, long long num_tiles,
+                 place_t* __restrict__ arg, unsigned char* __restrict__ tied, long long num_tiles,
                  int width) {
   const Tables tables = {partial, partial_arg, out, arg, tied, width};
   merge_rows<Merged>(tables, tiles, num_tiles, width);

@@ -1,7 +1,7 @@
 // reduce_gather, reduce_gather_bits, reduce_weight — gradients of reduce.
 // Maths     dx[j] = sum of weight * d_k over the edges k from j,  dw[perm[k], h] = sum_c x[j] * d_k,
 //           d_k the share of edge k in grad[i]: see common/shares.cuh and reduce_hits.cu
-// Shapes    x, dx [S, width]  grad, share [N, width]  arg [N, width] (int)  tied [N] (bytes)
+// Shapes    x, dx [S, width]  grad, share [N, width]  arg [N, width] (place_t)  tied [N] (bytes)
 //           weight, dw [E, heads]  hits [E, words] (unsigned)  partial [T', width] (acc_t)
 // Mapping   gather and weight: as spmm and sddmm; gather_bits: a warp a row or tile by source
 // Traffic   gather: E times 4 * words bytes of hits, of shares the sectors that hold a hit, about
@@ -14,7 +14,7 @@
 #include "common/vec.cuh"
 
 // The share of the edge at `place` of row i in feature f, which has a hit.
-DEVICE acc_t part_of(acc_t own, const Edges& e, const index_t* rowptr, const int* arg, long long i,
+DEVICE acc_t part_of(acc_t own, const Edges& e, const index_t* rowptr, const place_t* arg, long long i,
                      long long k, int f) {
   if (TIES != EVEN || is_finite(own)) return own;
   const int place = arg[i * e.width + f];
@@ -24,7 +24,7 @@ DEVICE acc_t part_of(acc_t own, const Edges& e, const index_t* rowptr, const int
 
 // The sum for one feature where a share is not finite: edge by edge, asking who attains the result.
 static __device__ __noinline__ acc_t exact_sum(const Edges& e, const index_t* rowptr,
-                                               const int* arg, const Shares& shares,
+                                               const place_t* arg, const Shares& shares,
                                                const unsigned* hits, const index_t* idx,
                                                const index_t* perm, long long begin,
                                                long long end, int f, int bit, int words) {
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                   const index_t* __restrict__ to_rowptr, const index_t* __restrict__ to_idx,
                   const index_t* __restrict__ to_perm, const scalar_t* __restrict__ x,
-                  const scalar_t* __restrict__ weight, const int* __restrict__ arg,
+                  const scalar_t* __restrict__ weight, const place_t* __restrict__ arg,
                   const scalar_t* __restrict__ grad, const unsigned char* __restrict__ tied,
                   const scalar_t* __restrict__ share, const unsigned* __restrict__ hits,
                   scalar_t* __restrict__ dx, acc_t* __restrict__ partial, long long num_rows,
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                        const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                        const index_t* __restrict__ to_rowptr, const index_t* __restrict__ to_idx,
                        const index_t* __restrict__ to_perm, const scalar_t* __restrict__ x,
-                       const scalar_t* __restrict__ weight, const int* __restrict__ arg,
+                       const scalar_t* __restrict__ weight, const place_t* __restrict__ arg,
                        const scalar_t* __restrict__ grad, const unsigned char* __restrict__ tied,
                        const scalar_t* __restrict__ share, const unsigned* __restrict__ hits,
                        scalar_t* __restrict__ dx, acc_t* __restrict__ partial, long long num_rows,
@@ -214,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_weight(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                   const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                   const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-                  const int* __restrict__ arg, const scalar_t* __restrict__ grad,
+                  const place_t* __restrict__ arg, const scalar_t* __restrict__ grad,
                   const unsigned char* __restrict__ tied, const scalar_t* __restrict__ share,
                   const unsigned* __restrict__ hits, acc_t* __restrict__ dw, long long num_rows,
                   long long num_tiles, long long split, int width, int heads, int first,

@@ -1,6 +1,6 @@
 // reduce_hits, reduce_ties, reduce_ties_merge — who shares the gradient of reduce, and in what.
 // Maths     hits and share of common/shares.cuh
-// Shapes    x [S, width]  grad, share [N, width]  arg [N, width] (int)  tied [N] (bytes)
+// Shapes    x [S, width]  grad, share [N, width]  arg [N, width] (place_t)  tied [N] (bytes)
 //           weight [E, heads]  hits [E, words] (unsigned)  counts [T, width] (int)
 // Mapping   hits: a warp a row or tile, WORDS words a lane. ties: as reduce.cu. merge: as merge.cuh
 // Traffic   hits: arg, grad and hits once. ties: gathers the rows of x of the edges of tied rows
@@ -17,7 +17,7 @@
 // Of rows in which no edges tie, from the places alone.
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_hits(const index_t* __restrict__ rowptr, const long long* __restrict__ tiles,
-                const scalar_t* __restrict__ grad, const int* __restrict__ arg,
+                const scalar_t* __restrict__ grad, const place_t* __restrict__ arg,
                 const unsigned char* __restrict__ tied, unsigned* __restrict__ hits,
                 long long num_rows, long long num_tiles, long long split, int width, int first,
                 int words) {
@@ -132,7 +132,7 @@ struct Messages {
 
 // Who attains the result among the edges of an item.
 DEVICE void find_ties(const Item& it, const index_t* __restrict__ rowptr, const Edges& edges,
-                      const scalar_t* __restrict__ grad, const int* __restrict__ arg,
+                      const scalar_t* __restrict__ grad, const place_t* __restrict__ arg,
                       scalar_t* __restrict__ share, unsigned* hits, int* __restrict__ counts,
                       int first, int words) {
   const unsigned group = group_mask();
@@ -229,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_ties(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                 const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                 const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-                const scalar_t* __restrict__ grad, const int* __restrict__ arg,
+                const scalar_t* __restrict__ grad, const place_t* __restrict__ arg,
                 const unsigned char* __restrict__ tied, scalar_t* __restrict__ share,
                 unsigned* hits, int* __restrict__ counts, long long num_rows, long long num_tiles,
                 long long split, int width, int heads, int first, int words) {
@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_ties_merge(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                       const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                       const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-                      const scalar_t* __restrict__ grad, const int* __restrict__ arg,
+                      const scalar_t* __restrict__ grad, const place_t* __restrict__ arg,
                       const unsigned char* __restrict__ tied, scalar_t* __restrict__ share,
                       unsigned* __restrict__ hits, const int* __restrict__ counts,
                       long long num_tiles, int width, int heads, int first, int words) {

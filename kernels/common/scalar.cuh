@@ -22,6 +22,13 @@ typedef long long index_t;
 typedef int index_t;
 #endif
 
+// Places in a row: one byte where no row has more than 128 edges.
+#if PLACE_BITS == 8
+typedef signed char place_t;
+#else
+typedef int place_t;
+#endif
+
 #define DEVICE static __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__
 #define INF __int_as_float(0x7f800000)

@@ -3,6 +3,7 @@
 #include "scalar.cuh"
 
 template <int BYTES> struct Bits;
+template <> struct Bits<1> { typedef unsigned char type; };
 template <> struct Bits<2> { typedef unsigned short type; };
 template <> struct Bits<4> { typedef unsigned type; };
 template <> struct Bits<8> { typedef uint2 type; };
@@ -48,7 +49,7 @@ DEVICE void store(scalar_t* at, const acc_t (&from)[VEC]) {
   *(bits_t*)at = bits;
 }
 
-// Partials and places: VEC words of 4 or 8 bytes, in accesses of up to 16 bytes.
+// Partials and places: VEC words, in accesses of up to 16 bytes.
 template <class T> DEVICE void store_words(T* at, const T (&from)[VEC]) {
   constexpr int PER = VEC * sizeof(T) < 16 ? VEC : 16 / sizeof(T);
   typedef typename Bits<PER * sizeof(T)>::type words_t;

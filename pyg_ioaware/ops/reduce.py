@@ -46,7 +46,7 @@ def _fake(
     num_rows, width = rowptr.size(0) - 1, x.size(1)
     out = x.new_empty(num_rows, width)
     kept = num_rows if with_arg else 0
-    arg = x.new_empty(kept, width, dtype=torch.int32)
+    arg = x.new_empty(kept, width, dtype=_place_dtype(tiles, split))
     return out, arg, x.new_empty(kept, dtype=torch.uint8)
 
 
@@ -71,13 +71,19 @@ def _reduce(
     kept = num_rows if with_arg else 0
     out = allocate(x, num_rows, width)
     partial = partials(x, tiles, width)
-    arg = allocate(x, kept, width, dtype=torch.int32)
+    arg = allocate(x, kept, width, dtype=_place_dtype(tiles, split))
     tied = allocate(x, kept, dtype=torch.uint8)
-    partial_arg = partials(arg, tiles, width, torch.int32)
+    partial_arg = partials(x, tiles, width, torch.int32)
     written = (arg, tied) if with_arg else (None, None)
     weight = None if weight is None else weight.contiguous()
     launch("reduce", csr, out, *written, x.contiguous(), weight, partial, partial_arg, is_max)
     return out, arg, tied
+
+
+def _place_dtype(tiles: Tensor, split: int) -> torch.dtype:
+    """Returns the dtype of places in rows, which are one byte where a GPU splits no row."""
+    short = gathers(tiles.device) and split <= 128 and tiles.size(0) == 0
+    return torch.int8 if short else torch.int32
 
 
 def _fake_backward(

@@ -269,6 +269,32 @@ def test_memory_that_is_not_aligned(
         CASES[name].check(adj, 2, 8, dtype, offset)
 
 
+@pytest.mark.parametrize("ties", ["even", "first", "exact"])
+@pytest.mark.parametrize("most", [128, 129])
+def test_places_of_one_byte(engine: CUDAEngine, most: int, ties: str) -> None:
+    """Of rows of up to 128 edges, the last of which may be the only one, or another."""
+    assert engine.split == 128
+    degrees = torch.tensor([most, 127, 128, 1, 0])
+    dst = torch.arange(5).repeat_interleave(degrees)
+    src = torch.cat([torch.arange(n) for n in degrees.tolist()])
+    x = torch.zeros(129, 4)
+    x[:, 1] = torch.linspace(1, 2, 129)  # the last of each row
+    x[0, 2] = x[126:, 2] = 3  # the first and the last ones
+    x[:, 3] = torch.linspace(2, 1, 129)
+    adj = Adjacency.from_pair(src, dst, 129, 5)
+    assert adj is not None
+    found = []
+    for run in (Reduce.apply, reference.reduce):
+        leaf = x.clone().requires_grad_()
+        out = run(leaf, None, adj, True, ties)
+        cotangent = torch.arange(1.0, 21).view(5, 4)
+        found.append((out.detach(), torch.autograd.grad(out, leaf, cotangent)[0]))
+    arg = torch.ops.pyg_ioaware.reduce(x, *adj.by_target, None, True, True)[1]
+    assert arg.dtype == (torch.int8 if most == 128 else torch.int32)
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_indices_of_64_bits(engine: CUDAEngine, name: str) -> None:
     for adj in adjacencies("hubs", engine):

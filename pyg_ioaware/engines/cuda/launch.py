@@ -17,6 +17,7 @@ from pyg_ioaware.engines.cuda import sources
 _CODES = {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}
 _SCALARS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _BITS = {torch.int32: 32, torch.int64: 64}
+_PLACES = {8: torch.int8, 32: torch.int32}
 
 # Parameters of most kernels: the rows of a structure, and how many of them.
 GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
@@ -44,9 +45,9 @@ class Kernel:
         source (str): The file that it is in, without :obj:`.cu`.
         name (str): Its name.
         params (sequence): Name and type of each parameter: :obj:`"T*"` (storage), :obj:`"A*"`
-            (the type of sums), :obj:`"I*"` (indices), :obj:`"i32*"`, :obj:`"i64*"`, :obj:`"u8*"`,
-            :obj:`"f64*"`, or :obj:`"i32"`, :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. A
-            pointer may be :obj:`None`.
+            (the type of sums), :obj:`"I*"` (indices), :obj:`"P*"` (places in rows),
+            :obj:`"i32*"`, :obj:`"i64*"`, :obj:`"u8*"`, :obj:`"f64*"`, or :obj:`"i32"`,
+            :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. A pointer may be :obj:`None`.
     """
 
     def __init__(self, source: str, name: str, params: Sequence[tuple[str, str]]) -> None:
@@ -102,9 +103,9 @@ class Kernel:
 
     def _pack(self, macros: Macros, args: Sequence[Any]) -> tuple[list[Any], int]:
         """Returns the values to pass, and the device of the tensors among them."""
-        dtypes = self._dtypes.get(macros[:2])
+        dtypes = self._dtypes.get(macros[:3])
         if dtypes is None:
-            dtypes = self._dtypes[macros[:2]] = _dtypes(macros, self.params)
+            dtypes = self._dtypes[macros[:3]] = _dtypes(macros, self.params)
         if len(args) != len(dtypes):
             raise TypeError(f"'{self.name}' takes {len(dtypes)} arguments (got {len(args)})")
         values, device = [], None
@@ -164,6 +165,11 @@ def types_of(x: Tensor, index: Tensor) -> Macros:
     return _types(x.dtype, index.dtype)
 
 
+def types_with(arg: Tensor | None, x: Tensor, index: Tensor) -> Macros:
+    """Returns the same, and what the dtype of places of maxima chooses."""
+    return *types_of(x, index), ("PLACE_BITS", 32 if arg is None else 8 * arg.element_size())
+
+
 @functools.cache
 def _types(scalar: torch.dtype, index: torch.dtype) -> Macros:
     return ("SCALAR", _SCALARS[scalar]), ("INDEX", _BITS[index])
@@ -175,13 +181,14 @@ def _scalar(macros: Macros) -> torch.dtype:
 
 
 def _dtypes(macros: Macros, params: Sequence[tuple[str, str]]) -> list[torch.dtype | None]:
-    """Returns the dtype behind each pointer, None for values, from the first two macros."""
-    scalar = _scalar(macros)
+    """Returns the dtype behind each pointer, None for values, from the first three macros."""
+    scalar, places = _scalar(macros), dict(macros[2:3]).get("PLACE_BITS", 32)
     index = {bits: dtype for dtype, bits in _BITS.items()}[macros[1][1]]
     pointers = {
         "T*": scalar,
         "A*": torch.float64 if scalar is torch.float64 else torch.float32,
         "I*": index,
+        "P*": _PLACES[places],
         "i32*": torch.int32,
         "i64*": torch.int64,
         "u8*": torch.uint8,

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
+from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_with
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, pace
 from pyg_ioaware.graph.csr import CSR
 
@@ -11,7 +11,7 @@ _REDUCE = Kernel(
     "reduce",
     [
         *GRAPH,
-        *(("x", "T*"), ("weight", "T*"), ("out", "T*"), ("arg", "i32*"), ("tied", "u8*")),
+        *(("x", "T*"), ("weight", "T*"), ("out", "T*"), ("arg", "P*"), ("tied", "u8*")),
         *(("partial", "A*"), ("partial_arg", "i32*")),
         *ROWS,
         *(("width", "i32"), ("heads", "i32")),
@@ -22,7 +22,7 @@ _MERGE = Kernel(
     "reduce_merge",
     [
         *(("tiles", "i64*"), ("partial", "A*"), ("partial_arg", "i32*")),
-        *(("out", "T*"), ("arg", "i32*"), ("tied", "u8*")),
+        *(("out", "T*"), ("arg", "P*"), ("tied", "u8*")),
         *(("num_tiles", "i64"), ("width", "i32")),
     ],
 )
@@ -56,7 +56,7 @@ def reduce(
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weight is not None, "WITH_ARG": arg is not None, "MINIMUM": not is_max}
     speed = pace("reduce", plan, x, idx.numel(), rows, weight is not None)
-    macros = specialise(types_of(x, rowptr), plan, speed, **flags)
+    macros = specialise(types_with(arg, x, rowptr), plan, speed, **flags)
     count = tiles.size(0)
     tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, out, arg, tied)
     sizes = (rows, count, split, width, heads)

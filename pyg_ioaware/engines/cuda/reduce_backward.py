@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
+from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_with
 from pyg_ioaware.engines.cuda.plan import THREADS, Layout, layout, merge_blocks, pace
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
@@ -22,12 +22,12 @@ _HITS = Kernel(
     "reduce_hits",
     "reduce_hits",
     [
-        *(("rowptr", "I*"), ("tiles", "i64*"), ("grad", "T*"), ("arg", "i32*")),
+        *(("rowptr", "I*"), ("tiles", "i64*"), ("grad", "T*"), ("arg", "P*")),
         *(("tied", "u8*"), ("hits", "i32*"), *ROWS, ("width", "i32"), *_WORDS),
     ],
 )
 _TIED = [
-    *(*GRAPH, *_MESSAGES, ("grad", "T*"), ("arg", "i32*"), ("tied", "u8*"), ("share", "T*")),
+    *(*GRAPH, *_MESSAGES, ("grad", "T*"), ("arg", "P*"), ("tied", "u8*"), ("share", "T*")),
     *(("hits", "i32*"), ("counts", "i32*")),
 ]
 _TIES = Kernel("reduce_hits", "reduce_ties", [*_TIED, *ROWS, *_WIDTH, *_WORDS])
@@ -36,14 +36,14 @@ _TIES_MERGE = Kernel(
 )
 _GATHERED = [
     *(*GRAPH, ("to_rowptr", "I*"), ("to_idx", "I*"), ("to_perm", "I*"), *_MESSAGES),
-    *(("arg", "i32*"), *_SHARES, ("dx", "T*"), ("partial", "A*"), *ROWS, *_WIDTH, *_WORDS),
+    *(("arg", "P*"), *_SHARES, ("dx", "T*"), ("partial", "A*"), *ROWS, *_WIDTH, *_WORDS),
 ]
 _GATHER = Kernel("reduce_backward", "reduce_gather", _GATHERED)
 _GATHER_BITS = Kernel("reduce_backward", "reduce_gather_bits", _GATHERED)
 _WEIGHT = Kernel(
     "reduce_backward",
     "reduce_weight",
-    [*GRAPH, *_MESSAGES, ("arg", "i32*"), *_SHARES, ("dw", "A*"), *ROWS, *_WIDTH, *_WORDS],
+    [*GRAPH, *_MESSAGES, ("arg", "P*"), *_SHARES, ("dw", "A*"), *ROWS, *_WIDTH, *_WORDS],
 )
 
 
@@ -71,7 +71,7 @@ def reduce_gather(
             dx.zero_()
         return
     heads = 1 if weight is None else weight.shape[1]
-    types = types_of(x, rowptr)
+    types = types_with(arg, x, rowptr)
     flags = {"WEIGHTED": weight is not None, "TIES": ties}
     # Where no edges of a row tie, its shares are the gradients.
     share = None if ties == _FIRST else torch.empty_like(grad)
