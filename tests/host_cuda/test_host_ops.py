@@ -295,6 +295,28 @@ def test_places_of_one_byte(engine: CUDAEngine, most: int, ties: str) -> None:
         torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("split", [20, 128])
+def test_gradients_that_are_not_finite_reach_all_edges(
+    engine: CUDAEngine, split: int, value: float
+) -> None:
+    """Of long rows, too, in which nothing ties."""
+    engine.split = split
+    degrees = torch.tensor([60, 3, 17])
+    dst = torch.arange(3).repeat_interleave(degrees)
+    src = torch.cat([torch.arange(n) for n in degrees.tolist()])
+    adj = Adjacency.from_pair(src, dst, 61, 3)
+    assert adj is not None
+    x, cotangent = features(61, 40), features(3, 40, seed=1)
+    cotangent[0, 3] = cotangent[2, 35] = value
+    found = []
+    for run in (Reduce.apply, reference.reduce):
+        leaf = x.clone().requires_grad_()
+        out = run(leaf, None, adj, True, "even")
+        found.append(torch.autograd.grad(out, leaf, cotangent)[0])
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_indices_of_64_bits(engine: CUDAEngine, name: str) -> None:
     for adj in adjacencies("hubs", engine):
