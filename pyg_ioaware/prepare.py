@@ -14,6 +14,7 @@ from pyg_ioaware.messages.sparse import structure
 from pyg_ioaware.record import RECORD
 
 Size = int | tuple[int, int]
+Graph = tuple[Tensor, Tensor, int, int]
 
 
 def prepare(
@@ -98,7 +99,10 @@ def compile_kernels(
         like (Adjacency, optional): The structure whose kernels are wanted: those of a GPU depend
             on the lengths of rows. (default: :obj:`None`)
     """
-    for adj in _small(like, device):
+    src, dst, *sizes = _small(like, device)
+    for order in (dst, dst.flip(0)):
+        adj = Adjacency.from_pair(src, order, *sizes)
+        assert adj is not None
         options: dict[str, Any] = {"device": device, "dtype": dtype, "requires_grad": True}
         for weight in (None, torch.ones(adj.num_edges, **options)):
             x = torch.ones(adj.num_src, width, **options)
@@ -127,7 +131,8 @@ def compile_attention(
         edge_attr (bool, optional): If set, edges have features. (default: :obj:`False`)
         like (Adjacency, optional): The structure whose kernels are wanted. (default: :obj:`None`)
     """
-    adj = _small(like, device)[0]
+    adj = Adjacency.from_pair(*_small(like, device))
+    assert adj is not None
     x, y = (
         torch.ones(n, heads, channels, device=device, dtype=dtype, requires_grad=True)
         for n in (adj.num_src, adj.num_dst)
@@ -145,26 +150,18 @@ def compile_attention(
     torch.stack(found).sum().backward()
 
 
-def _small(like: Adjacency | None, device: torch.device | str) -> list[Adjacency]:
-    """Returns a small graph, in two orders of its edges, whose rows are as long as those of another
-    on average, and split where any of its are.
+def _small(like: Adjacency | None, device: torch.device | str) -> Graph:
+    """Returns sources and targets of a small graph, and how many there are, whose rows are as long
+    as those of another on average, and split where any of its are.
     """
     if like is None or not like.num_edges:
-        src = torch.tensor([0, 1, 1], device=device)
-        found = [Adjacency.from_pair(src, order, 2, 2) for order in (src, src.flip(0))]
-        return [adj for adj in found if adj is not None]
-    split = like.by_target.split
-    count = min(like.num_edges, 4 * (split + 1))
+        ends = torch.tensor([0, 1, 1], device=device)
+        return ends, ends, 2, 2
+    count = min(like.num_edges, 4 * (like.by_target.split + 1))
     edge = torch.arange(count, device=device)
-    (dst, num_dst), (src, num_src) = (
-        _spread(csr, edge, like.num_edges) for csr in (like.by_target, like.by_source_in_place)
-    )
-    src = src.flip(0)
-    found = [
-        Adjacency.from_pair(*order, num_src, num_dst)
-        for order in ((src, dst), (src.flip(0), dst.flip(0)))
-    ]
-    return [adj for adj in found if adj is not None]
+    dst, num_dst = _spread(like.by_target, edge, like.num_edges)
+    src, num_src = _spread(like.by_source_in_place, edge, like.num_edges)
+    return src.flip(0), dst, num_src, num_dst
 
 
 def _spread(csr: CSR, edge: Tensor, num_edges: int) -> tuple[Tensor, int]:

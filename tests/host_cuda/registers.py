@@ -10,7 +10,7 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +20,7 @@ if __name__ == "__main__":
 import every_kernel
 from cupy_backends.cuda.libs import nvrtc
 from every_kernel import DTYPES, Shape
-from runtime import installed
+from runtime import Recorder, Unit, installed
 
 from pyg_ioaware.engines.cuda import CUDAEngine, sources
 
@@ -36,13 +36,6 @@ MATRIX = [
 ]
 
 
-class Unit(NamedTuple):
-    """A file with a specialisation."""
-
-    source: str
-    options: tuple[str, ...]
-
-
 class Used(NamedTuple):
     """What a kernel takes: registers of a thread, and bytes."""
 
@@ -52,22 +45,6 @@ class Used(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.registers}" + (f" spills {self.spilled}" if self.spilled else "")
-
-
-class Recorder:
-    """A runtime that notes what it is asked for, and runs nothing."""
-
-    def __init__(self) -> None:
-        self.kernels: dict[tuple[Unit, str], None] = {}
-
-    def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Any:
-        """Notes a kernel."""
-        self.kernels[Unit(source, options), name] = None
-        return lambda *args: None
-
-    def stream(self, device: int) -> int:
-        """There is none."""
-        return 0
 
 
 def launched(dtype: torch.dtype, shape: Shape, every: bool) -> list[tuple[Unit, str]]:

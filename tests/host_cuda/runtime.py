@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,6 +91,29 @@ class HostRuntime:
 
     def stream(self, device: int) -> int:
         """There are no streams: a launch returns when it is done."""
+        return 0
+
+
+class Unit(NamedTuple):
+    """A file with a specialisation."""
+
+    source: str
+    options: tuple[str, ...]
+
+
+class Recorder:
+    """A runtime that notes what it is asked for, and runs nothing."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[tuple[Unit, str], None] = {}
+
+    def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Any:
+        """Notes a kernel."""
+        self.kernels[Unit(source, options), name] = None
+        return lambda *args: None
+
+    def stream(self, device: int) -> int:
+        """There is none."""
         return 0
 
 
