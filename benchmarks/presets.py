@@ -73,32 +73,30 @@ CPU = (
     Study(("power_law:2000:10000",), FOUR, modes=("forward", STEP), files=TINY),
     Study(("planted:20000:400000",), TRAIN, files=("coauthor_cs", "amazon_computers")),
 )
+LIKE = ("arxiv-like", "tolokers-like", "road-like", "products4-like")
+FORMS = ("EdgeIndex", "SparseTensor")
 CUDA = (
     Study((NONE,), MACHINE),
+    Study(("power_law:2000:10000",), FOUR, modes=("host", STEP), without=FORMS, files=TINY),
+    Study(LIKE[:3], FOUR, modes=(STEP,), without=FORMS, files=CUDA_FILES),
     Study(
-        ("arxiv-like", "products4-like", "road-like", "tolokers-like"),
+        LIKE,
         OPS,
         ("float32", "bfloat16"),
-        ("inference", "forward", "backward"),
-        ("warm", "cold"),
+        PASSES[:2],
+        providers=("stock", "ours", "torch CSR"),
         files=CUDA_FILES,
     ),
-    Study(
-        ("arxiv-like", "road-like", "tolokers-like", "rmat:17:16"),
-        (*FOUR, "GCNConv_cached-128", "structure"),
-        ("float32", "bfloat16"),
-        files=CUDA_FILES,
-    ),
+    Study(LIKE[:1], OPS, modes=("inference", *PASSES[:2]), l2=("warm", "cold")),
+    Study(LIKE[:1], FOUR, files=("tolokers",)),
+    Study(LIKE[:1], ("GCNConv_cached-128", *FOUR), ("float32", "bfloat16"), files=("tolokers",)),
+    Study((*LIKE[:3], "rmat:17:16"), ("structure",), files=CUDA_FILES),
     Study(
         ("mesh:200000", "bipartite:200000:100000:8", "molecules:10000"),
         (*EDGES, "transformer-4x32"),
+        modes=(STEP,),
     ),
-    Study(
-        ("power_law:2000:10000", "sampled:169343:2300000:1024"),
-        FOUR,
-        modes=("host", STEP),
-        files=TINY,
-    ),
+    Study(("sampled:169343:2300000:1024",), FOUR, modes=("host", STEP), without=FORMS),
     Study(("planted:169343:2300000",), TRAIN, files=("coauthor_physics", "tolokers")),
 )
 WIDTHS, SHAPES = (64, 128, 256, 512), ("2x64", "8x32", "8x128")

@@ -9,7 +9,7 @@ import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -94,6 +94,21 @@ def _ours(problem: Problem, **options: Any) -> Iterator[Variant]:
         adj = problem.structure()
         adj.by_source_in_place  # noqa: B018
         yield Variant(partial(problem.case.ours, adj, *problem.tensors, **options))
+
+
+@contextlib.contextmanager
+def _by_cusparse() -> Iterator[None]:
+    before = pyg_ioaware.preferred_spmm()
+    pyg_ioaware.preferred_spmm("cusparse")
+    try:
+        yield
+    finally:
+        pyg_ioaware.preferred_spmm(before)
+
+
+def _ours_by_cusparse(problem: Problem) -> Iterator[Variant]:
+    for variant in _ours(problem):
+        yield replace(variant, scope=_by_cusparse)
 
 
 def _sparse_tensor(problem: Problem) -> Iterator[Variant]:
@@ -198,6 +213,12 @@ PROVIDERS = {
         *(
             Provider(f"ours ties={ties}", partial(_ours, ties=ties), lambda p: is_op(p, "max"))
             for ties in ("first", "exact")
+        ),
+        Provider(
+            "ours by cuSPARSE",
+            _ours_by_cusparse,
+            lambda p: is_op(p, "spmm", "spmmw"),
+            device="cuda",
         ),
         Provider(
             "SparseTensor",

@@ -357,13 +357,15 @@ class Problem:
 
     @classmethod
     def of(cls, case: Case, graph: Graph, dtype: torch.dtype, device: str) -> "Problem":
-        """Makes the inputs and the layer, from a fixed seed and always on the CPU first."""
+        """Makes the inputs and the layer on the device, from a fixed seed."""
         assert case.tensors is not None
+        graph = graph.to(device)
         torch.manual_seed(0)
-        module = None if case.module is None else case.module(graph).to(device, dtype)
-        made = case.tensors(graph)
-        given = (t.detach().to(device, dtype).requires_grad_(t.requires_grad) for t in made)
-        return cls(case, graph.to(device), module, tuple(given))
+        with torch.device(device):
+            module = None if case.module is None else case.module(graph).to(dtype)
+            made = case.tensors(graph)
+        given = (t.detach().to(dtype).requires_grad_(t.requires_grad) for t in made)
+        return cls(case, graph, module, tuple(given))
 
     def structure(self) -> Adjacency:
         """Builds the structure of the fused operations."""

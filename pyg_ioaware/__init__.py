@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pyg_ioaware.engines.cuda.choice import preferred_spmm
 from pyg_ioaware.explain import Explanation, explain
 from pyg_ioaware.patch import accelerate, decelerate, is_patched, patch, patched, unpatch
 from pyg_ioaware.prepare import cache_limits, clear_cache, invalidate, prepare, stats
@@ -24,6 +25,7 @@ __all__ = [
     "nn",
     "patch",
     "patched",
+    "preferred_spmm",
     "prepare",
     "stats",
     "unpatch",

@@ -1,11 +1,13 @@
 """Which path a call takes, found by taking it on a copy of the layer."""
 
 import copy
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from pyg_ioaware.engines import NOTES
 from pyg_ioaware.patch import fused_here
 from pyg_ioaware.record import RECORD, LayerCalls
 from pyg_ioaware.switch import is_disabled
@@ -19,10 +21,12 @@ class Explanation:
         layers (dict): Per kind of layer, how many aggregations run fused, and how many on stock
             PyG and why.
         error (str, optional): Why the call was not taken to its end, if it was not.
+        chosen (Counter): What an engine chose between, and why, such as the library that sums.
     """
 
     layers: dict[str, LayerCalls]
     error: str | None = None
+    chosen: "Counter[str]" = field(default_factory=Counter)
 
     @property
     def fused(self) -> bool:
@@ -46,6 +50,7 @@ class Explanation:
             if calls.fused:
                 lines.append(f"{name}: fused ({calls.fused}x)")
             lines += [f"{name}: formed besides, {what}" for what in calls.formed]
+        lines += [f"{what} ({n}x)" for what, n in self.chosen.items()]
         lines += [self.error] if self.error else [f"stock PyG, {why}" for why in self.reasons]
         return "\n".join(lines)
 
@@ -68,7 +73,8 @@ def explain(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanation:
         raise TypeError(f"'explain' expects a 'torch.nn.Module' (got '{type(module)}')")
     if is_disabled():
         return Explanation({}, "everything is disabled in this context, and runs on stock PyG")
-    error = None
+    error, chosen = None, Counter[str]()
+    token = NOTES.set(chosen)
     # Random numbers are drawn even by a copy: the linear layer of PyG 2.6 initialises itself first.
     with torch.random.fork_rng(), torch.no_grad(), fused_here(), RECORD.watch() as seen:
         twin = copy.deepcopy(module)
@@ -77,4 +83,6 @@ def explain(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanation:
         except Exception as e:
             said = str(e).splitlines()[0] if str(e) else "no message"
             error = f"the call fails: {type(e).__name__}: {said}"
-    return Explanation(dict(seen), error)
+        finally:
+            NOTES.reset(token)
+    return Explanation(dict(seen), error, chosen)

@@ -3,12 +3,16 @@
 import importlib
 import importlib.util
 import logging
+from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
 
 logger = logging.getLogger("pyg_ioaware")
+NOTES: "ContextVar[Counter[str] | None]" = ContextVar("pyg_ioaware_notes", default=None)
+"""Takes what an engine chose, and why, while someone watches."""
 
 
 class KernelError(RuntimeError):

@@ -1,6 +1,6 @@
 """Runs every CUDA kernel, with every option, under compute-sanitizer on a GPU.
 
-python tests/gpu/sanitize.py    # about five minutes; fails if a kernel of ours is reported
+python tests/gpu/sanitize.py    # all tools at once; fails if a kernel of ours is reported
 
 Writes what each tool found to benchmarks/results/sanitizer.csv. What it reports of PyTorch's own
 kernels is counted apart.
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def is_ours(report: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("--commit", help="what is checked; default: what git says")
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     sanitizer = shutil.which("compute-sanitizer")
@@ -69,27 +71,31 @@ def main() -> None:
         raise SystemExit("compute-sanitizer, which comes with the CUDA toolkit, is not in the path")
     # Before, without: kernels that do not compile are no matter of a tool's.
     subprocess.run(CALLS, env=ENVIRONMENT, check=True)
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
-    )
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    described = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     origin = {
         "date": date.today().isoformat(),
-        "commit": commit.stdout.strip(),
+        "commit": given.commit or described,
         "device": torch.cuda.get_device_name(),
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "cupy": cupy.__version__,
     }
     rows, bad = [], False
-    for tool in given.tools:
+
+    def check(tool: str) -> tuple[str, str, int, int]:
         start = time.monotonic()
         command = [sanitizer, "--tool", tool, *TOOLS[tool], "--print-limit", "1000", *CALLS]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
-        log = done.stdout + done.stderr
+        seconds = round(time.monotonic() - start)
+        return tool, done.stdout + done.stderr, done.returncode, seconds
+
+    with ThreadPoolExecutor(len(given.tools)) as pool:
+        checked = list(pool.map(check, given.tools))
+    for tool, log, code, seconds in checked:
         found = reports(log)
         ours = [report for report in found if is_ours(report)]
-        ended = done.returncode == 0 and " SUMMARY: " in log
-        seconds = round(time.monotonic() - start)
+        ended = code == 0 and " SUMMARY: " in log
         rows.append(
             {
                 "tool": tool,

@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from pyg_ioaware.engines.cuda import cusparse
+from pyg_ioaware.engines.cuda.choice import uses_cusparse
 from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, pace
 from pyg_ioaware.graph.csr import CSR
@@ -44,6 +46,10 @@ def spmm(
         return
     if not idx.numel():
         out.zero_()
+        return
+    if uses_cusparse(csr, x, weight) and cusparse.multiply(
+        runtime, csr, out, x, weight, scale, mean
+    ):
         return
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weight is not None, "SCALED": scale is not None}
