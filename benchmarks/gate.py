@@ -24,8 +24,8 @@ def cotangent(out: Tensor) -> Tensor | None:
     """Returns the gradient of an output, the same at each call; none for a scalar."""
     if out.dim() == 0:
         return None
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(out.shape, generator=generator).to(out)
+    generator = torch.Generator(out.device).manual_seed(1)
+    return torch.randn(out.shape, generator=generator, device=out.device).to(out)
 
 
 def gradients(problem: Problem, out: Tensor, grad: Tensor | None) -> tuple[Tensor | None, ...]:

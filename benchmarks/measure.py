@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch_geometric import typing
 
 import pyg_ioaware
 from benchmarks import gate
@@ -91,8 +93,29 @@ def measure(
         wanted (set): What is to be measured.
         options (Options): How it is.
     """
-    names = [name for name in PROVIDERS if any(name == w[2] for w in wanted)]
     problem = Problem.of(case, graph, dtype, options.device)
+    with _scatter_that_works(problem) as note:
+        for row in _measure(problem, dtype, wanted, options):
+            notes = filter(None, (row.get("note"), note))
+            yield row | {"note": "; ".join(notes)}
+
+
+@contextmanager
+def _scatter_that_works(problem: Problem) -> Iterator[str]:
+    """Switches torch_scatter off where it fails; returns what to say of it."""
+    messages = problem.graph.num_edges * problem.tensors[0][0].numel()
+    if problem.graph.edge_index.is_cuda and messages >= 2**31 and typing.WITH_TORCH_SCATTER:
+        with patch.object(typing, "WITH_TORCH_SCATTER", False):
+            yield "stock without torch_scatter, which fails beyond 2^31 numbers"
+    else:
+        yield ""
+
+
+def _measure(
+    problem: Problem, dtype: torch.dtype, wanted: Wanted, options: Options
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a problem."""
+    names = [name for name in PROVIDERS if any(name == w[2] for w in wanted)]
     try:
         judges = _judges(problem, dtype, options)
         failure: dict[str, Any] = {}

@@ -99,14 +99,17 @@ def _rows(*shape: int) -> Tensor:
     return torch.randn(shape).requires_grad_()
 
 
-_PRIME = 2**24 - 3
+_PRIME = 2**23 - 15
 
 
 def _distinct_rows(n: int, width: int) -> Tensor:
-    """Returns numbers of which no two in a column are equal: whom a tie gives to differs."""
+    """Returns numbers of which no two in a column are equal, nor any zero.
+
+    Libraries differ in whom a tie gives to, and PyTorch counts a maximum of zero as one.
+    """
     factors = torch.randint(1, _PRIME, (width,))
     numbers = torch.arange(1, n + 1).view(-1, 1) * factors % _PRIME
-    return numbers.float().div_(2**22).sub_(2).requires_grad_()
+    return numbers.float().add_(0.5).div_(2**21).sub_(2).requires_grad_()
 
 
 # Operations

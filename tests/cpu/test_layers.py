@@ -126,7 +126,8 @@ CASES.remove(("GAT-one-head", "isolated"))
 def test_options(option: str, graph: str) -> None:
     g = SQUARE[graph]
     weight = edge_weight(g)
-    draws = 8 if graph == "hub" else 3  # the largest error is that of one sum there
+    # The largest error of one draw is that of one sum, and on a GPU stock's differs at each run.
+    draws = 8 if graph == "hub" or not ON_CPU else 3
     path = call(option, g.edge_index, weight, g.num_src, steps=2, draws=draws)
     assert path == WHOLE or g.num_edges == 0
 

@@ -65,7 +65,8 @@ def test_same_as_stock(name: str, graph: str) -> None:
     ours, stock = both(name)
     args = [edge_weight(g)] if name.startswith("GCN") else []
     x = features(g.num_src, F).requires_grad_()
-    draws = 8 if graph == "hub" else 3  # the largest error is that of one sum there
+    # The largest error of one draw is that of one sum, and on a GPU stock's differs at each run.
+    draws = 8 if graph == "hub" or not ON_CPU else 3
     compare(stock, x, g.edge_index, *args, ours=ours, steps=2, draws=draws)
 
 

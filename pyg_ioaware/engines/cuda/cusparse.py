@@ -18,7 +18,7 @@ from pyg_ioaware.graph.csr import CSR
 _NAMES = ("libcusparse.so.12", "libcusparse.so", "cusparse64_12.dll")
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}
 _INDICES = {torch.int32: 2, torch.int64: 3}
-_AS_IT_IS, _ROW_ORDER = 0, 1
+_AS_IT_IS, _ROW_ORDER = 0, 2
 _FASTEST, _DETERMINISTIC = 6, 12  # CUSPARSE_SPMM_CSR_ALG2 is made for rows, ALG3 repeats its bits
 _WIDEST = 16  # bytes of one access
 
