@@ -201,7 +201,9 @@ def _multiply(
         key = csr.rowptr.data_ptr(), *out.shape, x.dtype, algorithm, stream
         product = None if capturing else kept.get(key)
         if product is None:
-            product = _Product(csr, x, out, algorithm, handle, not capturing)
+            # Rows of many edges make the deterministic one read bad memory once it has analysed.
+            analysed = not capturing and algorithm != _DETERMINISTIC
+            product = _Product(csr, x, out, algorithm, handle, analysed)
             if not capturing:
                 kept[key] = product
         product.run(handle, product.ones(x, csr) if weight is None else weight, x, out)
