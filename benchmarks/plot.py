@@ -179,26 +179,29 @@ def spec(graph: str) -> tuple[str, list[float]]:
     return name, [float(word) for word in words]
 
 
-def bars(ax: Any, found: list[Row], value: Callable[[Row, Row], float], label: str) -> None:
-    """Draws a bar for each graph, layer and provider, relative to stock PyG."""
-    grouped = {
-        f"{k[2]} {k[3]}": g
-        for k, g in groups(found, STEP).items()
-        if k[4] == "float32" and "stock" in g and k[3][:1].isupper()
-    }
-    names = sorted({n for g in grouped.values() for n in g} - set(NOT_PEERS))
-    for i, name in enumerate(names):
-        places, heights = [], []
-        for j, group in enumerate(grouped.values()):
-            rows_ = group.get("stock"), group.get(name)
-            if rows_[0] is not None and rows_[1] is not None:
-                places.append(j + (i - (len(names) - 1) / 2) * 0.8 / len(names))
-                heights.append(value(rows_[0], rows_[1]))
-        ax.bar(places, heights, 0.8 / max(len(names), 1), label=name)
-    ax.axhline(1, color="black", linewidth=0.5)
-    ax.set_xticks(range(len(grouped)), list(grouped), rotation=60, ha="right", fontsize=7)
-    ax.set(yscale="log", ylabel=label)
-    _legend(ax)
+def bars(axes: Any, found: list[Row], value: Callable[[Row, Row], float], label: str) -> None:
+    """Draws, for the layers that most graphs have, a bar for each graph and provider."""
+    layers: dict[str, dict[str, Group]] = {}
+    for key, group in groups(found, STEP).items():
+        if key[4] == "float32" and "stock" in group and key[3][:1].isupper():
+            layers.setdefault(key[3], {})[key[2]] = group
+    chosen = sorted(layers, key=lambda name: -len(layers[name]))[: len(axes)]
+    names = sorted({n for c in chosen for g in layers[c].values() for n in g} - set(NOT_PEERS))
+    for ax, layer in zip(axes, chosen, strict=False):
+        graphs = sorted(layers[layer], key=lambda g: int(layers[layer][g]["stock"]["edges"]))
+        for i, name in enumerate(names):
+            places, lengths = [], []
+            for j, graph in enumerate(graphs):
+                group = layers[layer][graph]
+                if name in group and not math.isnan(length := value(group["stock"], group[name])):
+                    places.append(j - (i - (len(names) - 1) / 2) * 0.8 / len(names))
+                    lengths.append(length)
+            ax.barh(places, lengths, 0.8 / len(names), label=name)
+        ax.axvline(1, color="black", linewidth=0.5)
+        ax.set_yticks(range(len(graphs)), graphs, fontsize=7)
+        ax.set(xscale="log", xlabel=label, title=layer)
+    if chosen:
+        axes[0].legend(fontsize=7)
 
 
 def faster(stock: Row, row: Row) -> float:
@@ -282,8 +285,8 @@ def _legend(ax: Any) -> None:
 
 
 PICTURES: dict[str, tuple[int, Callable[[Any, list[Row]], None]]] = {
-    "speed": (1, lambda axes, found: bars(axes[0], found, faster, "times faster than stock")),
-    "memory": (1, lambda axes, found: bars(axes[0], found, smaller, "times less memory")),
+    "speed": (4, lambda axes, found: bars(axes, found, faster, "times faster than stock")),
+    "memory": (4, lambda axes, found: bars(axes, found, smaller, "times less memory")),
     "roofline": (1, lambda axes, found: roofs(axes[0], found)),
     "scaling": (4, scalings),
 }
@@ -302,7 +305,7 @@ def draw(found: list[Row], out: Path) -> list[Path]:
         here = [row for row in found if row["machine"] == machine]
         stem = re.sub(r"\W+", "-", machine).strip("-").lower()
         for name, (panels, paint) in PICTURES.items():
-            figure, axes = plt.subplots(1, panels, figsize=(max(10, 6 * panels), 6), squeeze=False)
+            figure, axes = plt.subplots(1, panels, figsize=(max(10, 5 * panels), 6), squeeze=False)
             paint(axes[0], here)
             figure.suptitle(machine)
             figure.tight_layout()

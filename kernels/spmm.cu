@@ -1,9 +1,9 @@
 // spmm — weighted sums of the rows of each target's sources, nothing edge-sized stored.
-// Maths     out[i] = sum_k weight[perm[k], h] * scale[idx[k]] * x[idx[k]]  over the edges k of row i
+// Maths     out[i] = sum_k weight[k, h] * scale[idx[k]] * x[idx[k]]  over the edges k of row i
 // Shapes    x [S, width]  out [N, width]  weight [E, heads] or null  scale [S] or null
-//           partial [T, width] (acc_t)  rowptr [N + 1]  idx, perm [E]  tiles [T, 4]
+//           partial [T, width] (acc_t)  rowptr [N + 1]  idx [E]  tiles [T, 4]
 // Mapping   LANES lanes a row or tile, NV accesses of VEC numbers a lane; wider rows by blockIdx.y
-// Traffic   gathers E rows of x (4 bytes of idx each; weight and perm where given); out once
+// Traffic   gathers E rows of x (4 bytes of idx each; weight where given, in its order); out once
 // Numerics  acc_t sums in edge order, tiles merged in order; mean divides by the degree; no atomics
 // Limits    VEC divides width, and width / heads where heads > 1
 #include "common/merge.cuh"
@@ -21,9 +21,9 @@ DEVICE void divide(acc_t (&values)[VEC], acc_t by) {
 
 template <bool FULL>
 DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
-                      const index_t* __restrict__ idx, const index_t* __restrict__ perm,
-                      const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-                      const scalar_t* __restrict__ scale, int width, int heads, int channels) {
+                      const index_t* __restrict__ idx, const scalar_t* __restrict__ x,
+                      const scalar_t* __restrict__ weight, const scalar_t* __restrict__ scale,
+                      int width, int heads, int channels) {
   index_t source[BATCH];
   Packed row[BATCH][NV];
   acc_t factor[BATCH][NV];
@@ -40,10 +40,8 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
       factor[u][n] = inside ? 1 : 0;  // outside the value is 0 too
 #endif
 #if WEIGHTED
-      if (inside) {
-        const long long edge = perm ? __ldg(perm + k + u) : k + u;
-        factor[u][n] = widen(__ldg(weight + edge * heads + (heads > 1 ? f / channels : 0)));
-      }
+      if (inside)
+        factor[u][n] = widen(__ldg(weight + (k + u) * heads + (heads > 1 ? f / channels : 0)));
 #endif
 #if SCALED
       if (inside) factor[u][n] *= widen(__ldg(scale + source[u]));
@@ -68,20 +66,19 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     spmm(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
-         const index_t* __restrict__ perm, const long long* __restrict__ tiles,
-         const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-         const scalar_t* __restrict__ scale, scalar_t* __restrict__ out,
-         acc_t* __restrict__ partial, long long num_rows, long long num_tiles, long long split,
-         int width, int heads, int mean) {
+         const long long* __restrict__ tiles, const scalar_t* __restrict__ x,
+         const scalar_t* __restrict__ weight, const scalar_t* __restrict__ scale,
+         scalar_t* __restrict__ out, acc_t* __restrict__ partial, long long num_rows,
+         long long num_tiles, long long split, int width, int heads, int mean) {
   Item it;
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
   const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC, channels = width / heads;
   acc_t sum[NV][VEC] = {};
   long long k = it.begin;
   for (; k + BATCH <= it.end; k += BATCH)
-    add_batch<true>(sum, k, it.end, f0, idx, perm, x, weight, scale, width, heads, channels);
+    add_batch<true>(sum, k, it.end, f0, idx, x, weight, scale, width, heads, channels);
   if (k < it.end)
-    add_batch<false>(sum, k, it.end, f0, idx, perm, x, weight, scale, width, heads, channels);
+    add_batch<false>(sum, k, it.end, f0, idx, x, weight, scale, width, heads, channels);
   const acc_t degree = it.end > it.begin ? (acc_t)(it.end - it.begin) : 1;
 #pragma unroll
   for (int n = 0; n < NV; n++) {

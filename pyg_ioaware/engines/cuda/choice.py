@@ -7,7 +7,7 @@ from pyg_ioaware.engines.cuda import cusparse
 from pyg_ioaware.graph.csr import CSR
 
 _WHY = {
-    "auto": "the faster one wherever both were measured",
+    "auto": "its bits repeat, and it is faster without weights",
     "kernel": "as was asked for",
     "cusparse": "as was asked for",
 }
@@ -17,11 +17,12 @@ _preferred = "auto"
 def preferred_spmm(library: str | None = None) -> str:
     r"""Sets what sums and means on GPUs are computed by, for all threads, and returns it.
 
-    :obj:`"auto"` takes what is faster, and repeats every bit from run to run: on an H200 that was
-    the kernel of this package on every graph, width and dtype that was measured.
-    :obj:`"cusparse"` takes NVIDIA's cuSPARSE wherever it has a form for the call, with descriptors
-    and workspace kept per structure; its algorithm repeats its bits only under
-    :meth:`torch.use_deterministic_algorithms`. It keeps one number per edge beside the structure.
+    :obj:`"auto"` takes the kernel of this package: it repeats every bit from run to run, and sums
+    without weights were faster on an H200 on every graph and dtype that was measured.
+    :obj:`"cusparse"` takes NVIDIA's cuSPARSE wherever it has a form for the call, with descriptors,
+    workspace and analysis kept per structure, and one number per edge beside it. It repeats its
+    bits only under :meth:`torch.use_deterministic_algorithms`, and sums a row of very many edges
+    less exactly then.
     :meth:`~pyg_ioaware.explain` tells which was taken, and why.
 
     Args:

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from pyg_ioaware.engines.cuda import cusparse
 from pyg_ioaware.engines.cuda.choice import uses_cusparse
-from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
+from pyg_ioaware.engines.cuda.launch import ROWS, Kernel, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, pace
 from pyg_ioaware.graph.csr import CSR
 
@@ -12,7 +12,7 @@ _SPMM = Kernel(
     "spmm",
     "spmm",
     [
-        *GRAPH,
+        *(("rowptr", "I*"), ("idx", "I*"), ("tiles", "i64*")),
         *(("x", "T*"), ("weight", "T*"), ("scale", "T*"), ("out", "T*"), ("partial", "A*")),
         *ROWS,
         *(("width", "i32"), ("heads", "i32"), ("mean", "i32")),
@@ -51,13 +51,16 @@ def spmm(
         runtime, csr, out, x, weight, scale, mean
     ):
         return
+    if weight is not None and perm is not None:
+        # One gather by itself: in the kernel each edge would wait for its place, then its weight.
+        weight = weight.index_select(0, perm)
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weight is not None, "SCALED": scale is not None}
     speed = pace("spmm", plan, x, idx.numel(), rows, weight is not None)
     macros = specialise(types_of(x, rowptr), plan, speed, **flags)
     count = tiles.size(0)
     grid = plan.blocks(rows + count), plan.slices
-    tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, scale, out, partial)
+    tables = (rowptr, idx, tiles, x, weight, scale, out, partial)
     _SPMM(runtime, macros, grid, THREADS, *tables, rows, count, split, width, heads, int(mean))
     if count:
         merged = (rowptr, tiles, partial, out, count, width, int(mean))
