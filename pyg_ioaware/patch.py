@@ -67,11 +67,17 @@ class Replacement:
 def _exchange(new: dict[Function, tuple[Function, tuple[str, ...]]]) -> None:
     """Replaces functions in every module of the packages named with each, in one pass."""
     searched = tuple({package for _, packages in new.values() for package in packages})
+    wanted = {id(function) for function in new}
     for module in [m for m in sys.modules.values() if isinstance(m, types.ModuleType)]:
         place = str(getattr(module, "__name__", ""))
-        for name, value in list(vars(module).items()) if place.startswith(searched) else ():
-            # Its type, not 'isinstance': some objects answer that by importing or warning.
-            if type(value) is types.FunctionType and value in new:
+        if not place.startswith(searched):
+            continue
+        # By identity: some objects answer to being compared by importing or warning.
+        held = list(vars(module).items())
+        if wanted.isdisjoint([id(value) for _, value in held]):
+            continue
+        for name, value in held:
+            if id(value) in wanted:
                 function, packages = new[value]
                 if place.startswith(packages):
                     setattr(module, name, function)
@@ -379,6 +385,8 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
+    if not _installed:
+        return
     # What somebody else has put in our place since is left alone. A module that was imported
     # while the patch was on may have taken a wrapper from another: all are searched.
     for row, wrapper in _installed:

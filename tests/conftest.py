@@ -1,5 +1,7 @@
 """What all tests share: a seed, stock PyG again after each of them, memory that is never clean."""
 
+import functools
+import gc
 import os
 import sys
 import zlib
@@ -65,6 +67,13 @@ def first_instances() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def little_to_collect() -> None:
+    """Lets the garbage collector, which many tests call, pass over what is loaded by now."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
 def host_cuda() -> Iterator[None]:
     """Makes the CUDA kernels, run on the CPU, those of the CPU, where TEST_ENGINE asks for it."""
     if not ON_HOST_CUDA:
@@ -123,12 +132,25 @@ def leftovers() -> list[str]:
             found.append(row.name)
     if torch.jit.ScriptFunction.__call__ is _call_formed:
         found.append("torch.jit.ScriptFunction.__call__")
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch_geometric"):
-            for key, value in list(vars(module).items()):
-                if type(value) is FunctionType and getattr(value, "__wrapped__", None) in targets:
-                    found.append(f"{name}.{key}")
-    return found
+    return found + [
+        f"{name}.{key}"
+        for name, key in _places(len(sys.modules))
+        if getattr(getattr(sys.modules.get(name), key, None), "__wrapped__", None) in targets
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def _places(_modules: int) -> list[tuple[str, str]]:
+    """Returns where PyG's modules hold what is replaced, or what replaces it."""
+    targets = [row.target for row in REGISTRY]
+    return [
+        (name, key)
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch_geometric")
+        for key, value in list(vars(module).items())
+        if type(value) is FunctionType
+        and (value in targets or getattr(value, "__wrapped__", None) in targets)
+    ]
 
 
 @pytest.fixture

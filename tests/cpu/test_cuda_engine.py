@@ -10,7 +10,7 @@ from torch_geometric.nn import GCNConv, SAGEConv
 
 import pyg_ioaware
 from pyg_ioaware import engines, ops
-from pyg_ioaware.engines.cuda import CUDAEngine, sources
+from pyg_ioaware.engines.cuda import CUDAEngine, choice, sources
 from pyg_ioaware.engines.cuda.launch import Kernel
 from pyg_ioaware.engines.cuda.plan import head_layout, layout, pace
 from pyg_ioaware.ops import reference
@@ -247,3 +247,31 @@ def test_features_of_edges_take_registers(kernel: str) -> None:
 def test_no_gpu_is_needed_to_import_the_engine() -> None:
     assert not torch.cuda.is_initialized() or torch.cuda.is_available()
     assert pyg_ioaware.engines.of(torch.device("meta")) is None
+
+
+@pytest.mark.parametrize(
+    ("library", "why"),
+    [
+        ("auto", "its bits repeat, and it is faster without weights"),
+        ("kernel", "as was asked for"),
+        ("cusparse", "the tensors are not on a GPU"),
+    ],
+)
+def test_explain_tells_which_library_sums(
+    monkeypatch: pytest.MonkeyPatch, library: str, why: str
+) -> None:
+    monkeypatch.setattr(CUDAEngine, "gathers", False)
+    monkeypatch.setitem(engines._engines, torch.device("cpu"), CUDAEngine(Recording()))
+    monkeypatch.setattr(choice, "_preferred", "auto")
+    assert pyg_ioaware.preferred_spmm(library) == pyg_ioaware.preferred_spmm() == library
+    layer, x, edges = GCNConv(4, 4), torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]])
+    found = pyg_ioaware.explain(layer, x, edges)
+    assert found.chosen == {f"sums by own kernel: {why}": 1}
+    assert f"sums by own kernel: {why} (1x)" in str(found)
+    assert engines.NOTES.get() is None
+
+
+def test_libraries_that_do_not_exist() -> None:
+    with pytest.raises(ValueError, match=r"must be one of .*'cusparse'.* \(got 'cublas'\)"):
+        pyg_ioaware.preferred_spmm("cublas")
+    assert pyg_ioaware.preferred_spmm() == "auto"

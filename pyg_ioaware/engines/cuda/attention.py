@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda.launch import ROWS, Kernel, Macros, Runtime, specialise, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout, merge_blocks
+from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, merge_blocks, merge_head_layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 
@@ -58,7 +58,7 @@ def merge(
     count, channels = csr.tiles.size(0), out.size(1) // heads
     if not count:
         return
-    plan = head_layout(heads, channels, out)
+    plan = merge_head_layout(heads, channels, out)
     macros = specialise(types_of(out, csr.rowptr), plan, LOOPS=0, DROPOUT=0)
     tables = (csr.tiles, partial, partial_stats, out, stats)
     _MERGE(runtime, macros, merge_blocks(count), THREADS, *tables, count, heads, channels)
@@ -101,7 +101,7 @@ def merge_target(
     """Writes the gradients of split rows from the two sums of their tiles."""
     count, heads = csr.tiles.size(0), delta.size(1)
     channels = out.size(1) // heads
-    plan = head_layout(heads, channels, *((out,) if att is None else (out, att)))
+    plan = merge_head_layout(heads, channels, *((out,) if att is None else (out, att)))
     macros = specialise(types_of(out, csr.rowptr), plan, LOOPS=0, DROPOUT=0)
     tables = (csr.tiles, partial, mass, centre, delta, att, out)
     grid = merge_blocks(count)

@@ -67,6 +67,11 @@ def _layout(width: int, unit: int, size: int, address: int) -> Layout:
     return Layout(vec, lanes, vectors, -(-accesses // (lanes * vectors)))
 
 
+def merge_layout(width: int, *tables: Tensor) -> Layout:
+    """Chooses how a kernel that merges tiles reads rows: a warp at a time, whatever their width."""
+    return Layout(layout(width, width, *tables).vec, 32, 1, 1)
+
+
 class HeadLayout(NamedTuple):
     r"""How the heads of a row are read.
 
@@ -127,6 +132,11 @@ def _head_layout(heads: int, channels: int, size: int, address: int, least: int)
     filled = accesses == head_lanes * head_vectors and heads == side * slots * slices
     lanes, vectors = head_lanes * side, slots * head_vectors
     return HeadLayout(vec, lanes, head_lanes, head_vectors, vectors, slices, filled)
+
+
+def merge_head_layout(heads: int, channels: int, *tables: Tensor) -> HeadLayout:
+    """Chooses the same for rows of several heads."""
+    return HeadLayout(head_layout(heads, channels, *tables).vec, 32, 32, 1, 1, 1, False)
 
 
 class Pace(NamedTuple):

@@ -1,4 +1,4 @@
-"""Gradients of reduce on CUDA: see kernels/reduce_hits.cu and reduce_backward.cu."""
+"""Gradients of reduce on CUDA: see kernels/reduce_hits.cu, reduce_ties.cu, reduce_backward.cu."""
 
 import torch
 from torch import Tensor
@@ -30,9 +30,9 @@ _TIED = [
     *(*GRAPH, *_MESSAGES, ("grad", "T*"), ("arg", "P*"), ("tied", "u8*"), ("share", "T*")),
     *(("hits", "i32*"), ("counts", "i32*")),
 ]
-_TIES = Kernel("reduce_hits", "reduce_ties", [*_TIED, *ROWS, *_WIDTH, *_WORDS])
+_TIES = Kernel("reduce_ties", "reduce_ties", [*_TIED, *ROWS, *_WIDTH, *_WORDS])
 _TIES_MERGE = Kernel(
-    "reduce_hits", "reduce_ties_merge", [*_TIED, ("num_tiles", "i64"), *_WIDTH, *_WORDS]
+    "reduce_ties", "reduce_ties_merge", [*_TIED, ("num_tiles", "i64"), *_WIDTH, *_WORDS]
 )
 _GATHERED = [
     *(*GRAPH, ("to_rowptr", "I*"), ("to_idx", "I*"), ("to_perm", "I*"), *_MESSAGES),

@@ -5,7 +5,7 @@ from torch import Tensor
 from pyg_ioaware.engines.cuda import cusparse
 from pyg_ioaware.engines.cuda.choice import uses_cusparse
 from pyg_ioaware.engines.cuda.launch import ROWS, Kernel, Runtime, specialise, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, pace
+from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, merge_layout, pace
 from pyg_ioaware.graph.csr import CSR
 
 _SPMM = Kernel(
@@ -18,7 +18,7 @@ _SPMM = Kernel(
         *(("width", "i32"), ("heads", "i32"), ("mean", "i32")),
     ],
 )
-MERGE = Kernel(  # also of other sums whose tiles are held in the dtype of sums
+_MERGE = Kernel(  # also of other sums whose tiles are held in the dtype of sums
     "spmm",
     "spmm_merge",
     [
@@ -64,7 +64,7 @@ def spmm(
     _SPMM(runtime, macros, grid, THREADS, *tables, rows, count, split, width, heads, int(mean))
     if count:
         merged = (rowptr, tiles, partial, out, count, width, int(mean))
-        MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+        _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
 
 
 def merge_sums(runtime: Runtime, csr: CSR, partial: Tensor, out: Tensor) -> None:
@@ -72,7 +72,7 @@ def merge_sums(runtime: Runtime, csr: CSR, partial: Tensor, out: Tensor) -> None
     width, count = out.size(1), csr.tiles.size(0)
     if not width:
         return
-    types, plan = types_of(out, csr.rowptr), layout(width, width, out)
+    types, plan = types_of(out, csr.rowptr), merge_layout(width, out)
     macros = specialise(types, plan, WEIGHTED=0, SCALED=0)
     merged = (csr.rowptr, csr.tiles, partial, out, count, width, 0)
-    MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+    _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
