@@ -73,10 +73,9 @@ def _exchange(new: dict[Function, tuple[Function, tuple[str, ...]]]) -> None:
         if not place.startswith(searched):
             continue
         # By identity: some objects answer to being compared by importing or warning.
-        held = list(vars(module).items())
-        if wanted.isdisjoint([id(value) for _, value in held]):
+        if wanted.isdisjoint(map(id, list(vars(module).values()))):
             continue
-        for name, value in held:
+        for name, value in list(vars(module).items()):
             if id(value) in wanted:
                 function, packages = new[value]
                 if place.startswith(packages):
