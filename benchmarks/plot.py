@@ -83,7 +83,8 @@ def table(found: list[Row], pattern: str = "") -> str:
             continue
         if (machine, threads) != seen:
             seen = (machine, threads)
-            lines += ["", *_heading(row)]
+            here = (r["commit"] for r in found if (r["machine"], r["threads"]) == seen)
+            lines += ["", *_heading(row, ", ".join(dict.fromkeys(here)))]
         stock, ours, peer = group.get("stock"), group.get("ours"), best_peer(group)
         memory = [
             "-" if r is None or not r["peak_mib"] else _number(float(r["peak_mib"]))
@@ -107,14 +108,13 @@ def _cell(row: Row | None) -> str:
     return _number(ms(row)) if row["status"] == "ok" else row["status"]
 
 
-def _heading(row: Row) -> Iterator[str]:
+def _heading(row: Row, commits: str) -> Iterator[str]:
     names = {"cuda": "CUDA", "driver": "driver", "cupy": "CuPy", "numba": "Numba"}
     parts = [f"{text} {row[name]}" for name, text in names.items() if row[name]]
     where = row["machine"] if row["device"] == "cuda" else f"{row['machine']}, {row['threads']}"
     where += "" if row["device"] == "cuda" else " threads"
-    yield f"{where}; commit {row['commit']}, torch {row['torch']}, PyG {row['pyg']}, " + ", ".join(
-        parts
-    )
+    made_by = [f"torch {row['torch']}", f"PyG {row['pyg']}", *parts]
+    yield f"{where}; commit {commits}; {', '.join(made_by)}"
     yield ""
     yield (
         "| graph | edges | layer | stock (ms) | best other (ms) | patched (ms) | over stock "

@@ -198,7 +198,7 @@ def _multiply(
         _call("SetStream", handle, ctypes.c_void_p(stream))
         kept = _products.setdefault(csr.idx, {})
         # Each stream has its own workspace: calls on two of them may run at once.
-        key = csr.rowptr.data_ptr(), *out.shape, x.dtype, algorithm, stream
+        key = csr.rowptr.data_ptr(), x.size(0), *out.shape, x.dtype, algorithm, stream
         product = None if capturing else kept.get(key)
         if product is None:
             # Rows of many edges make the deterministic one read bad memory once it has analysed.
