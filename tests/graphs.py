@@ -74,6 +74,13 @@ def shuffled(n: int, seed: int = 0) -> Tensor:
     return torch.randperm(n, generator=generator, device="cpu").to(DEVICE)
 
 
+def copies(graph: Graph, count: int) -> Graph:
+    """Returns a graph of unconnected copies of a graph of as many targets as sources."""
+    first = torch.arange(count) * graph.num_src
+    moved = graph.edge_index.unsqueeze(1) + first.view(-1, 1).to(graph.edge_index.dtype)
+    return Graph(moved.flatten(1), count * graph.num_src, count * graph.num_dst)
+
+
 def by_target(edge_index: Tensor) -> Tensor:
     return edge_index[:, edge_index[1].argsort(stable=True)]
 

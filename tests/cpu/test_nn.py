@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import leftovers
 from convs import C, F, edge_weight
-from graphs import BIPARTITE, FORMS, GRAPHS, ON_CPU, SQUARE, bad_index, features
+from graphs import BIPARTITE, FORMS, GRAPHS, ON_CPU, SQUARE, bad_index, copies, features
 from torch import Tensor
 from torch_geometric import nn
 from torch_geometric.explain import Explainer, GNNExplainer
@@ -63,10 +63,13 @@ def both(name: str) -> tuple[Any, Any]:
 def test_same_as_stock(name: str, graph: str) -> None:
     g = SQUARE[graph]
     ours, stock = both(name)
-    args = [edge_weight(g)] if name.startswith("GCN") else []
-    x = features(g.num_src, F).requires_grad_()
     # The largest error of one draw is that of one sum, and on a GPU stock's differs at each run.
     draws = 8 if graph == "hub" or not ON_CPU else 3
+    if name == "SAGE-list" and not ON_CPU:
+        # A gradient of a deviation near zero has an error that no draw changes, but other rows.
+        g = copies(g, 8)
+    args = [edge_weight(g)] if name.startswith("GCN") else []
+    x = features(g.num_src, F).requires_grad_()
     compare(stock, x, g.edge_index, *args, ours=ours, steps=2, draws=draws)
 
 
