@@ -319,6 +319,18 @@ def test_gradients_that_are_not_finite_reach_all_edges(
     torch.testing.assert_close(*found, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_that_are_not_finite(engine: CUDAEngine, dtype: torch.dtype) -> None:
+    for adj in adjacencies("hubs", engine):
+        x = features(adj.num_src, 4, dtype=dtype)
+        x[0, 0], x[1, 1], x[2, 2] = float("inf"), float("-inf"), float("nan")
+        ours, plain = (
+            run(x, None, adj, False, False).float() for run in (SpMM.apply, reference.spmm)
+        )
+        assert not plain.isfinite().all()
+        torch.testing.assert_close(ours, plain, equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_indices_of_64_bits(engine: CUDAEngine, name: str) -> None:
     for adj in adjacencies("hubs", engine):
