@@ -99,7 +99,6 @@ CUDA = (
         gate_on="arxiv-like",
     ),
     Study(LIKE[:1], OPS, modes=("inference", *PASSES[:2]), l2=("warm", "cold")),
-    Study(LIKE[:1], FOUR, files=("tolokers",)),
     Study(LIKE[:1], ("GCNConv_cached-128", *FOUR), ("float32", "bfloat16"), files=("tolokers",)),
     Study((*LIKE[:3], "rmat:17:16"), ("structure",), files=CUDA_FILES),
     Study(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pyg_ioaware.engines import NOTES
+from pyg_ioaware import engines
 from pyg_ioaware.patch import fused_here
 from pyg_ioaware.record import RECORD, LayerCalls
 from pyg_ioaware.switch import is_disabled
@@ -73,16 +73,19 @@ def explain(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Explanation:
         raise TypeError(f"'explain' expects a 'torch.nn.Module' (got '{type(module)}')")
     if is_disabled():
         return Explanation({}, "everything is disabled in this context, and runs on stock PyG")
-    error, chosen = None, Counter[str]()
-    token = NOTES.set(chosen)
+    error = None
     # Random numbers are drawn even by a copy: the linear layer of PyG 2.6 initialises itself first.
-    with torch.random.fork_rng(), torch.no_grad(), fused_here(), RECORD.watch() as seen:
+    with (
+        torch.random.fork_rng(),
+        torch.no_grad(),
+        fused_here(),
+        RECORD.watch() as seen,
+        engines.watch() as chosen,
+    ):
         twin = copy.deepcopy(module)
         try:
             twin(*args, **kwargs)
         except Exception as e:
             said = str(e).splitlines()[0] if str(e) else "no message"
             error = f"the call fails: {type(e).__name__}: {said}"
-        finally:
-            NOTES.reset(token)
     return Explanation(dict(seen), error, chosen)

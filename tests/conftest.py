@@ -122,9 +122,11 @@ def stock_again() -> Iterator[None]:
     assert leftovers() == []
 
 
+TARGETS = [row.target for row in REGISTRY]
+
+
 def leftovers() -> list[str]:
     """Returns the places where a function of PyG is not PyG's own."""
-    targets = [row.target for row in REGISTRY]
     found = []
     for row in REGISTRY:
         cls = row.places
@@ -135,21 +137,20 @@ def leftovers() -> list[str]:
     return found + [
         f"{name}.{key}"
         for name, key in _places(len(sys.modules))
-        if getattr(getattr(sys.modules.get(name), key, None), "__wrapped__", None) in targets
+        if getattr(getattr(sys.modules.get(name), key, None), "__wrapped__", None) in TARGETS
     ]
 
 
 @functools.lru_cache(maxsize=1)
 def _places(_modules: int) -> list[tuple[str, str]]:
     """Returns where PyG's modules hold what is replaced, or what replaces it."""
-    targets = [row.target for row in REGISTRY]
     return [
         (name, key)
         for name, module in list(sys.modules.items())
         if name.startswith("torch_geometric")
         for key, value in list(vars(module).items())
         if type(value) is FunctionType
-        and (value in targets or getattr(value, "__wrapped__", None) in targets)
+        and (value in TARGETS or getattr(value, "__wrapped__", None) in TARGETS)
     ]
 
 

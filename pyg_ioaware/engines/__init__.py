@@ -4,7 +4,8 @@ import importlib
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -13,6 +14,17 @@ import torch
 logger = logging.getLogger("pyg_ioaware")
 NOTES: "ContextVar[Counter[str] | None]" = ContextVar("pyg_ioaware_notes", default=None)
 """Takes what an engine chose, and why, while someone watches."""
+
+
+@contextmanager
+def watch() -> Iterator["Counter[str]"]:
+    """Collects what engines choose inside, in this thread and context."""
+    chosen = Counter[str]()
+    token = NOTES.set(chosen)
+    try:
+        yield chosen
+    finally:
+        NOTES.reset(token)
 
 
 class KernelError(RuntimeError):

@@ -271,6 +271,16 @@ def test_explain_tells_which_library_sums(
     assert engines.NOTES.get() is None
 
 
+def test_nothing_is_watched_once_explain_has_failed() -> None:
+    class Uncopyable(torch.nn.Module):
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            raise RuntimeError("no copies")
+
+    with pytest.raises(RuntimeError, match="no copies"):
+        pyg_ioaware.explain(Uncopyable())
+    assert engines.NOTES.get() is None
+
+
 def test_libraries_that_do_not_exist() -> None:
     with pytest.raises(ValueError, match=r"must be one of .*'cusparse'.* \(got 'cublas'\)"):
         pyg_ioaware.preferred_spmm("cublas")

@@ -14,6 +14,7 @@ from pyg_ioaware.engines import logger
 from pyg_ioaware.engines.cuda.launch import Runtime
 from pyg_ioaware.forks import hold_over_fork
 from pyg_ioaware.graph.csr import CSR
+from pyg_ioaware.graph.streams import is_capturing
 
 _NAMES = ("libcusparse.so.12", "libcusparse.so", "cusparse64_12.dll")
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 14}
@@ -164,9 +165,17 @@ def multiply(
     scale: Tensor | None,
     mean: bool,
 ) -> bool:
-    """Writes each row's weighted sum, or mean, to ``out``; returns whether cuSPARSE did it."""
+    """Writes each row's weighted sum, or mean, to ``out``; returns whether cuSPARSE did it.
+
+    Weights are in the order of the rows.
+    """
+    device = x.get_device()
+    if scale is not None:
+        x = x * scale.view(-1, 1)
     try:
-        _multiply(runtime, csr, out, x, weight, scale)
+        with torch.cuda.device(device), _lock:
+            product, handle = _prepared(runtime, csr, out, x)
+            product.run(handle, product.ones(x, csr) if weight is None else weight, x, out)
     except CuSparseError as error:
         _refused[x.dtype] = str(error)
         logger.warning("%s; kernels of this package run instead for '%s'", error, x.dtype)
@@ -176,34 +185,22 @@ def multiply(
     return True
 
 
-def _multiply(
-    runtime: Runtime,
-    csr: CSR,
-    out: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    scale: Tensor | None,
-) -> None:
-    device, algorithm = x.get_device(), _FASTEST
-    if torch.are_deterministic_algorithms_enabled():
-        algorithm = _DETERMINISTIC
-    if scale is not None:
-        x = x * scale.view(-1, 1)
-    if weight is not None:
-        weight = weight.view(-1) if csr.perm is None else weight.view(-1)[csr.perm]
-    capturing = torch.cuda.is_current_stream_capturing()
-    stream = runtime.stream(device)
-    with torch.cuda.device(device), _lock:
-        handle = _handle(device)
-        _call("SetStream", handle, ctypes.c_void_p(stream))
-        kept = _products.setdefault(csr.idx, {})
-        # Each stream has its own workspace: calls on two of them may run at once.
-        key = csr.rowptr.data_ptr(), x.size(0), *out.shape, x.dtype, algorithm, stream
-        product = None if capturing else kept.get(key)
-        if product is None:
-            # Rows of many edges make the deterministic one read bad memory once it has analysed.
-            analysed = not capturing and algorithm != _DETERMINISTIC
-            product = _Product(csr, x, out, algorithm, handle, analysed)
-            if not capturing:
-                kept[key] = product
-        product.run(handle, product.ones(x, csr) if weight is None else weight, x, out)
+def _prepared(
+    runtime: Runtime, csr: CSR, out: Tensor, x: Tensor
+) -> tuple[_Product, ctypes.c_void_p]:
+    """Returns a product, and the handle on the current stream of the current device."""
+    stream, handle = runtime.stream(x.get_device()), _handle(x.get_device())
+    _call("SetStream", handle, ctypes.c_void_p(stream))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    algorithm = _DETERMINISTIC if deterministic else _FASTEST
+    if is_capturing(x.device):  # the captured graph keeps the memory, no other call may use it
+        return _Product(csr, x, out, algorithm, handle, analysed=False), handle
+    kept = _products.setdefault(csr.idx, {})
+    # Each stream has its own workspace: calls on two of them may run at once.
+    key = csr.rowptr.data_ptr(), x.size(0), *out.shape, x.dtype, algorithm, stream
+    product = kept.get(key)
+    if product is None:
+        # Rows of many edges make the deterministic one read bad memory once it has analysed.
+        product = _Product(csr, x, out, algorithm, handle, analysed=not deterministic)
+        kept[key] = product
+    return product, handle

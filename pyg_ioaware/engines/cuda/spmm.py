@@ -47,13 +47,13 @@ def spmm(
     if not idx.numel():
         out.zero_()
         return
+    if weight is not None and perm is not None:
+        # One gather by itself: in the kernel each edge would wait for its place, then its weight.
+        weight = weight.index_select(0, perm)
     if uses_cusparse(csr, x, weight) and cusparse.multiply(
         runtime, csr, out, x, weight, scale, mean
     ):
         return
-    if weight is not None and perm is not None:
-        # One gather by itself: in the kernel each edge would wait for its place, then its weight.
-        weight = weight.index_select(0, perm)
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weight is not None, "SCALED": scale is not None}
     speed = pace("spmm", plan, x, idx.numel(), rows, weight is not None)
