@@ -41,8 +41,9 @@ class Adjacency:
     while the sizes allow. The rows by source are built at the first gradient.
     """
 
-    def __init__(self, by_target: CSR, num_src: int) -> None:
+    def __init__(self, by_target: CSR, num_src: int, longest: int) -> None:
         self.num_src = num_src
+        self.longest = longest  # edges of the longest row by target
         self.num_dst = by_target.rowptr.numel() - 1
         self.num_edges = by_target.idx.numel()
         self.by_target = by_target
@@ -76,9 +77,9 @@ class Adjacency:
         index = _index_dtype(max(num_src, num_dst, src.numel()))
         if is_sorted:
             rowptr = _compress(dst.contiguous(), num_dst, index)
-            return cls(_csr(rowptr, src.to(index).contiguous(), None), num_src)
+            return cls._of(rowptr, src.to(index).contiguous(), None, num_src)
         rowptr, perm = _sort(dst, num_dst, index)
-        return cls(_csr(rowptr, src[perm].to(index), perm), num_src)
+        return cls._of(rowptr, src[perm].to(index), perm, num_src)
 
     @classmethod
     def from_rows(cls, rowptr: Tensor, col: Tensor, num_src: int) -> "Adjacency | None":
@@ -101,7 +102,12 @@ class Adjacency:
             return None
         index = _index_dtype(max(num_src, num_dst, num_edges))
         # A copy even where the dtype fits: the user's arrays must be free to die or change.
-        return cls(_csr(rowptr.to(index, copy=True), col.to(index, copy=True), None), num_src)
+        return cls._of(rowptr.to(index, copy=True), col.to(index, copy=True), None, num_src)
+
+    @classmethod
+    def _of(cls, rowptr: Tensor, idx: Tensor, perm: Tensor | None, num_src: int) -> "Adjacency":
+        by_target, longest = _csr(rowptr, idx, perm)
+        return cls(by_target, num_src, longest)
 
     def csr(self, transposed: bool) -> CSR:
         """Returns the rows by source if :obj:`transposed`, else those by target."""
@@ -173,7 +179,7 @@ class Adjacency:
             rowptr_t = rowptr
             if torch.equal(idx_t, idx):
                 idx_t = idx  # A symmetric graph is held once.
-        return _csr(rowptr_t, idx_t, order if perm is None else perm[order])
+        return _csr(rowptr_t, idx_t, order if perm is None else perm[order])[0]
 
     def edges(self) -> tuple[Tensor, Tensor]:
         """Returns source and target at each position of the rows by target, as int64."""
@@ -202,10 +208,12 @@ def _index_dtype(largest: int) -> torch.dtype:
     return torch.int32 if largest <= _INT32_MAX else torch.int64
 
 
-def _csr(rowptr: Tensor, idx: Tensor, perm: Tensor | None) -> CSR:
+def _csr(rowptr: Tensor, idx: Tensor, perm: Tensor | None) -> tuple[CSR, int]:
+    """Returns rows, and the number of edges of the longest."""
     engine = engines.of(rowptr.device)
     split = _INT32_MAX if engine is None else engine.split
-    return CSR(rowptr, idx, perm, split_rows(rowptr, split), split)
+    tiles, longest = split_rows(rowptr, split)
+    return CSR(rowptr, idx, perm, tiles, split), longest
 
 
 def _compress(key: Tensor, n: int, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 MOST_TILES = 2048  # of one row; those of a longer row are longer
 
 
-def split_rows(rowptr: Tensor, split: int) -> Tensor:
+def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
     r"""Cuts every row with more than :obj:`split` edges into tiles of about :obj:`split` edges.
 
     Args:
@@ -15,14 +15,15 @@ def split_rows(rowptr: Tensor, split: int) -> Tensor:
             more than :obj:`MOST_TILES` such tiles.
 
     Returns:
-        torch.Tensor: Rows :obj:`(row, begin, end, parts)` of shape :obj:`[T, 4]`, where
-        :obj:`parts` is the number of tiles of the row on its first tile, and zero on the others.
-        The tiles of a row are consecutive and in order, so that merging them in order gives the
-        same result on every run.
+        tuple: Rows :obj:`(row, begin, end, parts)` of shape :obj:`[T, 4]`, where :obj:`parts` is
+        the number of tiles of the row on its first tile, and zero on the others, and the number
+        of edges of the longest row. The tiles of a row are consecutive and in order, so that
+        merging them in order gives the same result on every run.
     """
     degree = rowptr.diff()
-    if degree.numel() == 0 or int(degree.max()) <= split:
-        return torch.empty((0, 4), dtype=torch.long, device=rowptr.device)
+    longest = int(degree.max()) if degree.numel() else 0
+    if longest <= split:
+        return torch.empty((0, 4), dtype=torch.long, device=rowptr.device), longest
     degree = degree.long()
     size = split * ((degree + split * MOST_TILES - 1) // (split * MOST_TILES)).clamp(min=1)
     parts = torch.where(degree > split, (degree + size - 1) // size, 0)
@@ -32,4 +33,5 @@ def split_rows(rowptr: Tensor, split: int) -> Tensor:
     part = torch.arange(total, device=rowptr.device) - (parts.cumsum(0) - parts)[row]
     begin = rowptr[row].long() + part * size[row]
     end = torch.minimum(begin + size[row], rowptr[row + 1].long())
-    return torch.stack([row, begin, end, torch.where(part == 0, parts[row], 0)], dim=1)
+    first = torch.where(part == 0, parts[row], 0)
+    return torch.stack([row, begin, end, first], dim=1), longest

@@ -95,7 +95,7 @@ def with_int64(adj: Adjacency) -> Adjacency:
     """The same structure with the index type of very large graphs."""
     rowptr, idx, perm, tiles, split = adj.by_target
     perm = None if perm is None else perm.long()
-    return Adjacency(CSR(rowptr.long(), idx.long(), perm, tiles, split), adj.num_src)
+    return Adjacency(CSR(rowptr.long(), idx.long(), perm, tiles, split), adj.num_src, adj.longest)
 
 
 # The number of numbers of each operand from the structure and the shape of a row.
