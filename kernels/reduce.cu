@@ -1,19 +1,16 @@
 // reduce — maxima or minima of the rows of each target's sources, and where they come from.
-// Maths     out[i] = max or min of weight[perm[k], h] * x[idx[k]]  over the edges k of row i
-// Shapes    x [S, width]  out [N, width]  weight [E, heads] or null  arg [N, width] (place_t) or null
-//           partial [T, width] (acc_t)  partial_arg [T, width] (int)  rowptr [N + 1]  idx, perm [E]
+// Maths     out[i] = max or min of weight[k, h] * x[idx[k]]  over the edges k of row i
+// Shapes    x [S, width]  out [N, width]  weight [E, heads] or null  mark [N, width] (place_t) or null
+//           partial [T, width] (acc_t)  partial_mark [T, width] (int)  rowptr [N + 1]  idx [E]
 //           tiles [T, 4]
 // Mapping   LANES lanes a row or tile, NV accesses of VEC numbers a lane; wider rows by blockIdx.y
-// Traffic   gathers E rows of x (4 bytes of idx each; weight and perm where given); out and arg once
+// Traffic   gathers E rows of x (4 bytes of idx each; weight where given, in its order); out
+//           and mark once
 // Numerics  NaN beats all and the first NaN stays; a row without edges gives 0; tiles merge in order
-// Limits    VEC divides width, and width / heads where heads > 1
-//
-// `arg` is the place in the row of the first edge that attains the result, or its complement where
-// a gradient needs more than that: several edges attain it, or it is zero or NaN. `tied` [N] (bytes,
-// zero before) tells whether the row has any complement.
+// Limits    VEC divides width, and width / heads where heads > 1; marks: see common/marks.cuh
 #include "common/best.cuh"
+#include "common/marks.cuh"
 #include "common/merge.cuh"
-#include "common/message.cuh"
 #include "common/rows.cuh"
 #include "common/vec.cuh"
 
@@ -31,13 +28,13 @@ DEVICE bool beats(acc_t v, acc_t best) {
 }
 
 // What is known of a row's edges so far. Places count from the item's first edge, so 16 bits hold
-// them. A value that is NaN stays; where the first NaN is, `first_nan` finds out afterwards.
+// them. A value that is NaN stays; which edges are NaN, `find_nans` tells afterwards.
 struct Best {
 #if PAIRS
-  unsigned value[VEC / 2], first[VEC / 2], last[VEC / 2];
+  unsigned value[VEC / 2], first[VEC / 2], count[VEC / 2];
 #else
   acc_t value[VEC];
-  int first[VEC], last[VEC];  // edges that attain the value
+  int first[VEC], count[VEC];  // of the edges that attain the value
 #endif
 
   DEVICE_MEMBER void clear() {
@@ -45,10 +42,10 @@ struct Best {
     const unsigned worst = SCALAR == 2 ? 0x7c007c00u : 0x7f807f80u;
 #pragma unroll
     for (int v = 0; v < VEC / 2; v++)
-      value[v] = worst | (MINIMUM ? 0 : 0x80008000u), first[v] = last[v] = 0;
+      value[v] = worst | (MINIMUM ? 0 : 0x80008000u), first[v] = count[v] = 0;
 #else
 #pragma unroll
-    for (int v = 0; v < VEC; v++) value[v] = MINIMUM ? INF : -INF, first[v] = last[v] = 0;
+    for (int v = 0; v < VEC; v++) value[v] = MINIMUM ? INF : -INF, first[v] = count[v] = 0;
 #endif
   }
 
@@ -59,40 +56,43 @@ struct Best {
     at |= at << 16;
 #pragma unroll
     for (int v = 0; v < VEC / 2; v++) {
-#if WITH_ARG
+#if WITH_MARK
       const unsigned better = better_pair(values[v], value[v]);
-      const unsigned as_good = as_good_pair(values[v], value[v]);
       first[v] = (at & better) | (first[v] & ~better);
-      last[v] = (at & as_good) | (last[v] & ~as_good);
+#if TIES != FIRST
+      count[v] = (count[v] & ~better) + (as_good_pair(values[v], value[v]) & 0x00010001u);
+#endif
 #endif
       value[v] = best_pair(values[v], value[v]);
     }
   }
   DEVICE_MEMBER acc_t value_of(int v) const { return widen(value[v / 2] >> v % 2 * 16 & 0xffff); }
   DEVICE_MEMBER int first_of(int v) const { return first[v / 2] >> v % 2 * 16 & 0xffff; }
-  DEVICE_MEMBER int last_of(int v) const { return last[v / 2] >> v % 2 * 16 & 0xffff; }
+  DEVICE_MEMBER int count_of(int v) const { return count[v / 2] >> v % 2 * 16 & 0xffff; }
 #else
   DEVICE_MEMBER void add(const acc_t (&values)[VEC], int at) {
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
-#if WITH_ARG
-      if (MINIMUM ? values[v] < value[v] : values[v] > value[v]) first[v] = at;
-      if (MINIMUM ? values[v] <= value[v] : values[v] >= value[v]) last[v] = at;
+#if WITH_MARK
+      const bool better = MINIMUM ? values[v] < value[v] : values[v] > value[v];
+      if (better) first[v] = at;
+#if TIES != FIRST
+      count[v] = better ? 1 : count[v] + (values[v] == value[v]);
+#endif
 #endif
       value[v] = best_of(values[v], value[v]);
     }
   }
   DEVICE_MEMBER acc_t value_of(int v) const { return value[v]; }
   DEVICE_MEMBER int first_of(int v) const { return first[v]; }
-  DEVICE_MEMBER int last_of(int v) const { return last[v]; }
+  DEVICE_MEMBER int count_of(int v) const { return count[v]; }
 #endif
 };
 
 template <bool FULL>
 DEVICE void add_batch(Best (&best)[NV], long long k, long long begin, long long end, int f0,
-                      const index_t* __restrict__ idx, const index_t* __restrict__ perm,
-                      const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-                      int width, int heads, int channels) {
+                      const index_t* __restrict__ idx, const scalar_t* __restrict__ x,
+                      const scalar_t* __restrict__ weight, int width, int heads, int channels) {
   index_t source[BATCH];
   Packed row[BATCH][NV];
 #if WEIGHTED
@@ -108,10 +108,8 @@ DEVICE void add_batch(Best (&best)[NV], long long k, long long begin, long long 
       const bool inside = f < width && (FULL || source[u] >= 0);
       row[u][n] = inside ? load_packed(x + (long long)source[u] * width + f) : zero_packed();
 #if WEIGHTED
-      if (inside) {
-        const long long edge = perm ? __ldg(perm + k + u) : k + u;
-        factor[u][n] = widen(__ldg(weight + edge * heads + (heads > 1 ? f / channels : 0)));
-      }
+      if (inside)
+        factor[u][n] = widen(__ldg(weight + (k + u) * heads + (heads > 1 ? f / channels : 0)));
 #endif
     }
 #pragma unroll
@@ -134,24 +132,34 @@ DEVICE void add_batch(Best (&best)[NV], long long k, long long begin, long long 
   }
 }
 
-#if WITH_ARG
-// The place of the first edge whose message is NaN.
-static __device__ __noinline__ int first_nan(const Edges& e, long long begin, long long end, int f) {
-  for (long long k = begin; k < end; k++) {
-    const acc_t v = message(e, k, f);
-    if (v != v) return (int)(k - begin);
+#if WITH_MARK
+struct Found {
+  int first, count;
+};
+
+// The edges whose message is NaN.
+static __device__ __noinline__ Found find_nans(const index_t* idx, const scalar_t* x,
+                                               const scalar_t* weight, int width, int heads,
+                                               long long begin, long long end, int f) {
+  Found found = {0, 0};
+  for (long long k = end - 1; k >= begin; k--) {
+    acc_t v = widen(x[(long long)idx[k] * width + f]);
+#if WEIGHTED
+    v *= widen(weight[k * heads + f / (width / heads)]);
+#endif
+    if (v != v) found.first = (int)(k - begin), found.count++;
   }
-  return 0;
+  return found;
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
-           const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+           const long long* __restrict__ tiles,
            const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
-           scalar_t* __restrict__ out, place_t* __restrict__ arg, unsigned char* __restrict__ tied,
-           acc_t* __restrict__ partial, int* __restrict__ partial_arg, long long num_rows,
-           long long num_tiles, long long split, int width, int heads) {
+           scalar_t* __restrict__ out, place_t* __restrict__ mark, acc_t* __restrict__ partial,
+           int* __restrict__ partial_mark, long long num_rows, long long num_tiles,
+           long long split, int width, int heads) {
   Item it;
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
   const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC, channels = width / heads;
@@ -160,12 +168,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int n = 0; n < NV; n++) best[n].clear();
   long long k = it.begin;
   for (; k + BATCH <= it.end; k += BATCH)
-    add_batch<true>(best, k, it.begin, it.end, f0, idx, perm, x, weight, width, heads, channels);
+    add_batch<true>(best, k, it.begin, it.end, f0, idx, x, weight, width, heads, channels);
   if (k < it.end)
-    add_batch<false>(best, k, it.begin, it.end, f0, idx, perm, x, weight, width, heads, channels);
-#if WITH_ARG
+    add_batch<false>(best, k, it.begin, it.end, f0, idx, x, weight, width, heads, channels);
+#if WITH_MARK
   const int origin = it.part < 0 ? 0 : (int)(it.begin - rowptr[it.row]);
-  const Edges edges = {idx, perm, x, weight, width, heads, channels};
 #endif
 #pragma unroll
   for (int n = 0; n < NV; n++) {
@@ -178,33 +185,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       store(out + it.row * width + f, value);
     else
       store_words(partial + it.part * width + f, value);
-#if WITH_ARG
-    int places[VEC];
-    bool nan = false, any = false;
+#if WITH_MARK
+    int marks[VEC];
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
-      const int first = best[n].first_of(v);
+      Found found = {best[n].first_of(v), best[n].count_of(v)};
+      if (value[v] != value[v]) found = find_nans(idx, x, weight, width, heads, it.begin, it.end, f + v);
+      const int place = origin + found.first;
       // Tiles leave it to the merge what the value itself asks for.
-      const bool zero = it.part < 0 && value[v] == 0 && it.begin < it.end;
-      nan |= value[v] != value[v];
-      const bool more = zero || best[n].last_of(v) != first;
-      places[v] = more ? ~(origin + first) : origin + first;
-      any |= more;
-    }
-    if (it.part < 0 && (any || nan)) tied[it.row] = 1;
-    if (nan) {
-#pragma unroll
-      for (int v = 0; v < VEC; v++)
-        if (value[v] != value[v])
-          places[v] = ~(origin + first_nan(edges, it.begin, it.end, f + v));
+      marks[v] = it.part < 0 ? mark_of(value[v], place, found.count) : mark_in_tile(place, found.count);
     }
     if (it.part < 0) {
-      place_t found[VEC];
+      place_t narrowed[VEC];
 #pragma unroll
-      for (int v = 0; v < VEC; v++) found[v] = (place_t)places[v];
-      store_words(arg + it.row * width + f, found);
+      for (int v = 0; v < VEC; v++) narrowed[v] = (place_t)marks[v];
+      store_words(mark + it.row * width + f, narrowed);
     } else {
-      store_words(partial_arg + it.part * width + f, places);
+      store_words(partial_mark + it.part * width + f, marks);
     }
 #endif
   }
@@ -212,34 +209,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 struct Tables {
   const acc_t* partial;
-  const int* partial_arg;
+  const int* partial_mark;
   scalar_t* out;
-  place_t* arg;
-  unsigned char* tied;
+  place_t* mark;
   int width;
 };
 
 // The first of the partials that attain the result wins, whichever order they are combined in.
 struct Merged {
   acc_t value[VEC];
-#if WITH_ARG
-  int place[VEC];
-  unsigned several;  // a bit for each feature whose value several edges attain
+#if WITH_MARK
+  int place[VEC], count[VEC];
 #endif
 
   DEVICE_MEMBER Merged() {}
   DEVICE_MEMBER Merged(const Tables& t, long long part, int f) {
     const long long at = part * t.width + f;
-#if WITH_ARG
-    several = 0;
-#endif
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
       value[v] = t.partial[at + v];
-#if WITH_ARG
-      const int found = t.partial_arg[at + v];
-      place[v] = found < 0 ? ~found : found;
-      several |= (unsigned)(found < 0) << v;
+#if WITH_MARK
+      const int found = t.partial_mark[at + v];
+      place[v] = found, count[v] = found < 0 ? 1 - found : 1;
 #endif
     }
   }
@@ -247,29 +238,22 @@ struct Merged {
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
       const acc_t mine = value[v], theirs = other.value[v];
-#if WITH_ARG
-      const bool both_nan = mine != mine && theirs != theirs, equal = mine == theirs || both_nan;
-      const bool take = equal ? other.place[v] < place[v] : beats(theirs, mine);
-      if (equal)
-        several |= 1u << v;
-      else if (take)
-        several = (several & ~(1u << v)) | (other.several & 1u << v);
-      if (take) place[v] = other.place[v];
-#else
       const bool take = beats(theirs, mine);
+#if WITH_MARK
+      const bool equal = mine == theirs || (mine != mine && theirs != theirs);
+      if (equal)
+        count[v] += other.count[v], place[v] = min(place[v], other.place[v]);
+      else if (take)
+        count[v] = other.count[v], place[v] = other.place[v];
 #endif
       if (take) value[v] = theirs;
     }
   }
   DEVICE_MEMBER void finish(const Tables& t, long long row, int f) {
     const long long at = row * t.width + f;
-#if WITH_ARG
+#if WITH_MARK
 #pragma unroll
-    for (int v = 0; v < VEC; v++) {
-      const bool more = several >> v & 1 || !(value[v] > 0 || value[v] < 0);
-      t.arg[at + v] = (place_t)(more ? ~place[v] : place[v]);
-      if (more) t.tied[row] = 1;
-    }
+    for (int v = 0; v < VEC; v++) t.mark[at + v] = (place_t)mark_of(value[v], place[v], count[v]);
 #endif
     store(t.out + at, value);
   }
@@ -277,9 +261,8 @@ struct Merged {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduce_merge(const long long* __restrict__ tiles, const acc_t* __restrict__ partial,
-                 const int* __restrict__ partial_arg, scalar_t* __restrict__ out,
-                 place_t* __restrict__ arg, unsigned char* __restrict__ tied, long long num_tiles,
-                 int width) {
-  const Tables tables = {partial, partial_arg, out, arg, tied, width};
+                 const int* __restrict__ partial_mark, scalar_t* __restrict__ out,
+                 place_t* __restrict__ mark, long long num_tiles, int width) {
+  const Tables tables = {partial, partial_mark, out, mark, width};
   merge_rows<Merged>(tables, tiles, num_tiles, width);
 }

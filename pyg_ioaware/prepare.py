@@ -11,6 +11,7 @@ from pyg_ioaware import ops
 from pyg_ioaware.graph.cache import CACHE, FACTS
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.messages.sparse import structure
+from pyg_ioaware.ops.library import gathers
 from pyg_ioaware.record import RECORD
 
 Size = int | tuple[int, int]
@@ -61,8 +62,8 @@ def prepare(
             "'prepare' found indices outside of the graph (got a graph of size "
             f"{size}); check 'edge_index' or give the right 'size'"
         )
-    _ = adj.by_source_in_place
     device = adj.by_target.rowptr.device
+    _ = adj.by_source_in_place, adj.places if gathers(device) else None
     if compile:
         compile_kernels(device, width=width, like=adj)
     if attention is not None:
@@ -103,6 +104,8 @@ def compile_kernels(
     for order in (dst, dst.flip(0)):
         adj = Adjacency.from_pair(src, order, *sizes)
         assert adj is not None
+        if like is not None:
+            adj.longest = like.longest  # marks of maxima are as wide as it needs
         options: dict[str, Any] = {"device": device, "dtype": dtype, "requires_grad": True}
         for weight in (None, torch.ones(adj.num_edges, **options)):
             x = torch.ones(adj.num_src, width, **options)

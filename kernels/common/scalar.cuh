@@ -22,9 +22,11 @@ typedef long long index_t;
 typedef int index_t;
 #endif
 
-// Places in a row: one byte where no row has more than 128 edges.
+// Places in a row, and counts of edges, in as many bits as the longest row needs.
 #if PLACE_BITS == 8
 typedef signed char place_t;
+#elif PLACE_BITS == 16
+typedef short place_t;
 #else
 typedef int place_t;
 #endif

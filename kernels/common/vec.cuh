@@ -50,9 +50,23 @@ DEVICE void store(scalar_t* at, const acc_t (&from)[VEC]) {
 }
 
 // Partials and places: VEC words, in accesses of up to 16 bytes.
+template <class T> struct Words {
+  static constexpr int PER = VEC * sizeof(T) < 16 ? VEC : 16 / sizeof(T);
+  typedef typename Bits<PER * sizeof(T)>::type type;
+};
+
+template <class T> DEVICE void load_words(const T* at, T (&to)[VEC]) {
+  constexpr int PER = Words<T>::PER;
+#pragma unroll
+  for (int v = 0; v < VEC; v += PER) {
+    const typename Words<T>::type words = __ldg((const typename Words<T>::type*)(at + v));
+    memcpy(to + v, &words, sizeof(words));
+  }
+}
+
 template <class T> DEVICE void store_words(T* at, const T (&from)[VEC]) {
-  constexpr int PER = VEC * sizeof(T) < 16 ? VEC : 16 / sizeof(T);
-  typedef typename Bits<PER * sizeof(T)>::type words_t;
+  constexpr int PER = Words<T>::PER;
+  typedef typename Words<T>::type words_t;
 #pragma unroll
   for (int v = 0; v < VEC; v += PER) {
     words_t words;

@@ -141,6 +141,12 @@ class Adjacency:
         found: CSR = self._part("by_source_in_place", self._transpose_in_place)
         return found
 
+    @property
+    def places(self) -> Tensor:
+        """The place in its row by target of each edge of the rows by source."""
+        found: Tensor = self._part("places", self._find_places)
+        return found
+
     def inv_degree(self, dtype: torch.dtype) -> Tensor:
         """Returns one over the in-degree of each target (1 where it is 0), of shape [num_dst]."""
 
@@ -168,6 +174,11 @@ class Adjacency:
         place = torch.empty_like(csr.idx)
         place[perm.long()] = torch.arange(self.num_edges, dtype=place.dtype, device=place.device)
         return csr._replace(perm=place if csr.perm is None else place[csr.perm.long()])
+
+    def _find_places(self) -> Tensor:
+        csr = self.by_source if self.by_target.perm is None else self._transpose_in_place()
+        assert csr.perm is not None
+        return csr.perm - self.by_target.rowptr.index_select(0, csr.idx)
 
     def _transpose(self) -> CSR:
         rowptr, idx, perm, _, _ = self.by_target

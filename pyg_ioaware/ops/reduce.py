@@ -39,19 +39,21 @@ def _fake(
     perm: Tensor | None,
     tiles: Tensor,
     split: int,
+    longest: int,
     weight: Tensor | None,
     is_max: bool,
-    with_arg: bool,
+    ties: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, width = rowptr.size(0) - 1, x.size(1)
     out = x.new_empty(num_rows, width)
-    kept = num_rows if with_arg else 0
-    arg = x.new_empty(kept, width, dtype=_place_dtype(tiles, split))
-    return out, arg, x.new_empty(kept, dtype=torch.uint8)
+    kept = 0 if ties is None else num_rows
+    arg = x.new_empty(kept, width, dtype=_arg_dtype(x.device, longest))
+    flags = 0 if gathers(x.device) else kept
+    return out, arg, x.new_empty(flags, dtype=torch.uint8)
 
 
 @primitive(
-    f"reduce(Tensor x, {CSR_ARGS}, Tensor? weight, bool is_max, bool with_arg)"
+    f"reduce(Tensor x, {CSR_ARGS}, int longest, Tensor? weight, bool is_max, int? ties)"
     " -> (Tensor, Tensor, Tensor)",
     _fake,
 )
@@ -62,28 +64,32 @@ def _reduce(
     perm: Tensor | None,
     tiles: Tensor,
     split: int,
+    longest: int,
     weight: Tensor | None,
     is_max: bool,
-    with_arg: bool,
+    ties: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     csr = CSR(rowptr, idx, perm, tiles, split)
     num_rows, width = rowptr.size(0) - 1, x.size(1)
-    kept = num_rows if with_arg else 0
+    kept, marks = 0 if ties is None else num_rows, gathers(x.device)
     out = allocate(x, num_rows, width)
     partial = partials(x, tiles, width)
-    arg = allocate(x, kept, width, dtype=_place_dtype(tiles, split))
-    tied = allocate(x, kept, dtype=torch.uint8)
+    arg = allocate(x, kept, width, dtype=_arg_dtype(x.device, longest))
+    tied = allocate(x, 0 if marks else kept, dtype=torch.uint8)
     partial_arg = partials(x, tiles, width, torch.int32)
-    written = (arg, tied) if with_arg else (None, None)
+    kept_in = (arg,) if marks else (arg, tied)
+    written = kept_in if ties is not None else (None,) * len(kept_in)
     weight = None if weight is None else weight.contiguous()
-    launch("reduce", csr, out, *written, x.contiguous(), weight, partial, partial_arg, is_max)
+    read = (x.contiguous(), weight, partial, partial_arg, is_max)
+    launch("reduce", csr, out, *written, *read, *((ties or 0,) if marks else ()))
     return out, arg, tied
 
 
-def _place_dtype(tiles: Tensor, split: int) -> torch.dtype:
-    """Returns the dtype of places in rows, which are one byte where a GPU splits no row."""
-    short = gathers(tiles.device) and split <= 128 and tiles.size(0) == 0
-    return torch.int8 if short else torch.int32
+def _arg_dtype(device: torch.device, longest: int) -> torch.dtype:
+    """Returns the dtype of what is kept for each result, which counts up to a row's edges."""
+    if not gathers(device) or longest > 2**15 - 2:
+        return torch.int32
+    return torch.int16 if longest > 2**7 - 2 else torch.int8
 
 
 def _fake_backward(
@@ -173,95 +179,117 @@ def _reduce_backward_weight(
 
 def _fake_gather(
     grad: Tensor,
-    arg: Tensor,
-    tied: Tensor,
+    mark: Tensor,
+    best: Tensor | None,
     x: Tensor,
     rowptr: Tensor,
     idx: Tensor,
     perm: Tensor | None,
     tiles: Tensor,
     split: int,
-    source_rowptr: Tensor | None,
-    source_idx: Tensor | None,
-    source_perm: Tensor | None,
-    source_tiles: Tensor | None,
-    source_split: int,
+    place: Tensor,
     weight: Tensor | None,
     ties: int,
-    needs_weight: bool,
-) -> tuple[Tensor, Tensor]:
-    shape = (0 if source_rowptr is None else x.size(0), x.size(1))
-    shape_weight = (0, 1) if weight is None or not needs_weight else weight.shape
-    return x.new_empty(shape), x.new_empty(shape_weight, dtype=sum_dtype(x.dtype))
+) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @primitive(
-    f"reduce_gather(Tensor grad, Tensor arg, Tensor tied, Tensor x, {CSR_ARGS},"
-    " Tensor? source_rowptr, Tensor? source_idx, Tensor? source_perm, Tensor? source_tiles,"
-    " int source_split,"
-    " Tensor? weight, int ties, bool needs_weight) -> (Tensor, Tensor)",
+    f"reduce_gather(Tensor grad, Tensor mark, Tensor? best, Tensor x, {CSR_ARGS}, Tensor place,"
+    " Tensor? weight, int ties) -> Tensor",
     _fake_gather,
     ["CUDA"],
 )
 def _reduce_gather(
     grad: Tensor,
-    arg: Tensor,
-    tied: Tensor,
+    mark: Tensor,
+    best: Tensor | None,
     x: Tensor,
     rowptr: Tensor,
     idx: Tensor,
     perm: Tensor | None,
     tiles: Tensor,
     split: int,
-    source_rowptr: Tensor | None,
-    source_idx: Tensor | None,
-    source_perm: Tensor | None,
-    source_tiles: Tensor | None,
-    source_split: int,
+    place: Tensor,
     weight: Tensor | None,
     ties: int,
-    needs_weight: bool,
-) -> tuple[Tensor, Tensor]:
-    csr, by_source = CSR(rowptr, idx, perm, tiles, split), None
-    rows, width = (0 if source_rowptr is None else x.size(0)), x.size(1)
-    if source_rowptr is not None and source_idx is not None and source_tiles is not None:
-        by_source = CSR(source_rowptr, source_idx, source_perm, source_tiles, source_split)
-    grad_x = allocate(x, rows, width)
-    partial = partials(x, tiles if source_tiles is None else source_tiles, width)
-    sums = sum_dtype(x.dtype)
-    shape = (0, 1) if weight is None or not needs_weight else weight.shape
-    make = torch.zeros if needs_weight else torch.empty
-    grad_weight = make(shape, dtype=sums, device=x.device)
+) -> Tensor:
+    by_source = CSR(rowptr, idx, perm, tiles, split)
+    grad_x = allocate(x, *x.shape)
+    partial = partials(x, tiles, x.size(1))
     weight = None if weight is None else weight.contiguous()
-    written = (
-        None if by_source is None else grad_x,
-        grad_weight if needs_weight else None,
-    )
-    read = (partial, grad.contiguous(), arg, tied, x.contiguous(), weight, ties)
-    launch("reduce_gather", csr, by_source, *written, *read)
-    return grad_x, grad_weight
+    read = (partial, grad.contiguous(), mark, best, x.contiguous(), weight, ties)
+    launch("reduce_gather", by_source, place, grad_x, *read)
+    return grad_x
+
+
+def _fake_weight(
+    grad: Tensor,
+    mark: Tensor,
+    best: Tensor | None,
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor,
+    ties: int,
+) -> Tensor:
+    return weight.new_empty(weight.shape, dtype=sum_dtype(x.dtype))
+
+
+@primitive(
+    f"reduce_weight(Tensor grad, Tensor mark, Tensor? best, Tensor x, {CSR_ARGS}, Tensor weight,"
+    " int ties) -> Tensor",
+    _fake_weight,
+    ["CUDA"],
+)
+def _reduce_weight(
+    grad: Tensor,
+    mark: Tensor,
+    best: Tensor | None,
+    x: Tensor,
+    rowptr: Tensor,
+    idx: Tensor,
+    perm: Tensor | None,
+    tiles: Tensor,
+    split: int,
+    weight: Tensor,
+    ties: int,
+) -> Tensor:
+    csr = CSR(rowptr, idx, perm, tiles, split)
+    grad_weight = allocate(x, *weight.shape, dtype=sum_dtype(x.dtype))
+    read = (grad.contiguous(), mark, best, x.contiguous(), weight.contiguous(), ties)
+    launch("reduce_weight", csr, grad_weight, *read)
+    return grad_weight
 
 
 class Reduce(Function):
-    """The extremum over each target's edges; the output is not saved, so it may be changed."""
+    """The extremum over each target's edges."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties: str
     ) -> Tensor:
         ctx.adj, ctx.is_max, ctx.ties = adj, is_max, ties
-        out, arg, tied = _extremum(x, weight, adj, is_max, ties, any(ctx.needs_input_grad))
-        ctx.save_for_backward(x, weight, arg, tied)
+        rule = TIES.index(ties) if any(ctx.needs_input_grad) else None
+        out, arg, tied = _extremum(x, weight, adj, is_max, ties, rule)
+        # Of edges that tie, marks are only the number: the result tells which they are.
+        best = out if gathers(x.device) and ties != "first" else None
+        ctx.save_for_backward(x, weight, arg, tied, best)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        x, weight, arg, tied = ctx.saved_tensors
+        x, weight, arg, tied, best = ctx.saved_tensors
         needs = ctx.needs_input_grad[:2]
         if arg is not None and not torch.is_grad_enabled() and not is_batched(grad):
             rule = TIES.index(ctx.ties)
             with contextlib.suppress(KernelError):  # a step that has begun is finished
-                return *_gradients(ctx.adj, grad, arg, tied, x, weight, rule, needs), *_NO
+                by_marks = gathers(x.device)
+                take, more = (_from_marks, best) if by_marks else (_from_places, tied)
+                return *take(ctx.adj, grad, arg, more, x, weight, rule, needs), *_NO
 
         def formed(x: Tensor, weight: Tensor | None) -> tuple[Tensor]:
             return (reference.reduce(x, weight, ctx.adj, ctx.is_max, ctx.ties),)
@@ -271,17 +299,17 @@ class Reduce(Function):
 
 
 def _extremum(
-    x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties: str, with_arg: bool
+    x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties: str, rule: int | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     found: tuple[Tensor, Tensor | None, Tensor | None]
     try:
-        found = _reduce(x, *adj.by_target, weight, is_max, with_arg)
+        found = _reduce(x, *adj.by_target, adj.longest, weight, is_max, rule)
     except KernelError:  # a step that has begun is finished
         found = reference.reduce(x, weight, adj, is_max, ties), None, None
     return found
 
 
-def _gradients(
+def _from_places(
     adj: Adjacency,
     grad: Tensor,
     arg: Tensor,
@@ -291,17 +319,29 @@ def _gradients(
     ties: int,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    csr, grad_x, grad_weight = adj.by_target, None, None
-    if gathers(x.device):
-        by_source = adj.by_source_in_place if needs[0] else (None, None, None, None, 0)
-        found = _reduce_gather(grad, arg, tied, x, *csr, *by_source, weight, ties, needs[1])
-        grad_x = found[0] if needs[0] else None
-        grad_weight = found[1].to(x.dtype) if needs[1] else None
-        return grad_x, grad_weight
+    """Returns the gradients where each target tells its sources."""
+    given = (grad, arg, tied, x, *adj.by_target, weight, ties)
+    grad_x = _reduce_backward(*given) if needs[0] else None
+    return grad_x, _reduce_backward_weight(*given) if needs[1] else None
+
+
+def _from_marks(
+    adj: Adjacency,
+    grad: Tensor,
+    mark: Tensor,
+    best: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    ties: int,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the gradients where each source asks its targets."""
+    grad_x = grad_weight = None
     if needs[0]:
-        grad_x = _reduce_backward(grad, arg, tied, x, *csr, weight, ties)
+        by_source = (*adj.by_source, adj.places)
+        grad_x = _reduce_gather(grad, mark, best, x, *by_source, weight, ties)
     if needs[1]:
-        grad_weight = _reduce_backward_weight(grad, arg, tied, x, *csr, weight, ties)
+        grad_weight = _reduce_weight(grad, mark, best, x, *adj.by_target, weight, ties).to(x.dtype)
     return grad_x, grad_weight
 
 
@@ -345,5 +385,5 @@ def reduce(
     if is_recorded(values, weights):
         out = Reduce.apply(values, weights, adj, reduce == "max", ties)  # type: ignore[no-untyped-call]
     else:
-        out, _, _ = _extremum(values, weights, adj, reduce == "max", ties, False)
+        out, _, _ = _extremum(values, weights, adj, reduce == "max", ties, None)
     return like(out, x, dtype)

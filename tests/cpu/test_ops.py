@@ -403,6 +403,12 @@ def test_output_gradients_of_any_strides(loss: str, rows: str, reduce: str) -> N
         return torch.stack([LOSSES[loss](out), out.detach().abs().sum()])
 
     inputs = [t for t in operands(g, rows) if t is not None]
+    if "in_place" in loss and reduce in ("max", "min") and not BY_NUMBA:
+        for run in (by_pyg(g, reduce), by_ops(g, reduce)):  # both keep them
+            out = scaled(run(*(t.detach().requires_grad_() for t in inputs)))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                out.sum().backward()
+        return
     compare(stock, *inputs, ours=ours)
 
 
@@ -429,33 +435,36 @@ def test_inference_mode() -> None:
 
 
 def _primitives() -> dict[str, Callable[[CSR, Tensor, Tensor], tuple[Any, ...]]]:
-    def argmax(csr: CSR, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        out, arg, tied = torch.ops.pyg_ioaware.reduce(x, *csr, weight, True, True)
-        return out, arg, tied
+    def extremum(csr: CSR, x: Tensor, weight: Tensor) -> tuple[Any, ...]:
+        return x, *csr, int(csr.rowptr.diff().max()), weight, True, 0
+
+    def given(csr: CSR, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        out, arg, tied = torch.ops.pyg_ioaware.reduce(*extremum(csr, x, weight))
+        return out, arg, tied if BY_NUMBA else out
 
     if not BY_NUMBA:
-
-        def gather(csr: CSR, x: Tensor, weight: Tensor) -> tuple[Any, ...]:
-            # The rows by source of a symmetric structure, for shapes and schema.
-            return (*argmax(csr, x, weight), x, *csr, *csr, weight, 0, True)
-
-        backward = {"reduce_gather": gather}
+        # The rows by source of a symmetric structure, and any place, for shapes and schema.
+        backward = {
+            "reduce_gather": lambda csr, x, w: (*given(csr, x, w), x, *csr, csr.idx, w, 0),
+            "reduce_weight": lambda csr, x, w: (*given(csr, x, w), x, *csr, w, 0),
+        }
     else:
         backward = {
-            "reduce_backward": lambda csr, x, w: (*argmax(csr, x, w), x, *csr, w, 0),
-            "reduce_backward_weight": lambda csr, x, w: (*argmax(csr, x, w), x, *csr, w, 0),
+            "reduce_backward": lambda csr, x, w: (*given(csr, x, w), x, *csr, w, 0),
+            "reduce_backward_weight": lambda csr, x, w: (*given(csr, x, w), x, *csr, w, 0),
         }
     return backward | {
         "spmm": lambda csr, x, w: (x, *csr, w, None, True),
         "sddmm": lambda csr, x, w: (x, x, *csr, 3, False),
-        "reduce": lambda csr, x, w: (x, *csr, w, True, True),
+        "reduce": extremum,
     }
 
 
 def test_every_primitive_is_checked() -> None:
     names = torch._C._dispatch_get_all_op_names()
     own = {n.split("::")[1] for n in names if n.startswith("pyg_ioaware::")}
-    other = {"reduce_gather"} if BY_NUMBA else {"reduce_backward", "reduce_backward_weight"}
+    numba, cuda = {"reduce_backward", "reduce_backward_weight"}, {"reduce_gather", "reduce_weight"}
+    other = cuda if BY_NUMBA else numba
     assert own == set(_primitives()) | set(PRIMITIVES) | other
 
 

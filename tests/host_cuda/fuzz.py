@@ -27,7 +27,7 @@ import test_host_ops
 from runtime import HostRuntime, installed
 from test_host_ops import CASES, DTYPES, with_int64
 
-from pyg_ioaware.engines.cuda import CUDAEngine, reduce_backward
+from pyg_ioaware.engines.cuda import CUDAEngine
 from pyg_ioaware.graph.csr import Adjacency
 
 ROUND = 10  # examples between two looks at the clock
@@ -66,8 +66,6 @@ class Problem:
     wide_index: bool
     split: int
     order: int
-    few_hits: int
-    hits_bytes: int
 
     def adjacency(self) -> Adjacency:
         """Builds the structure, the hub being the first target."""
@@ -80,13 +78,8 @@ class Problem:
     def check(self, case: Any, *shape: int) -> None:
         """Compares a case with plain PyTorch."""
         RUNTIME.seed = self.order
-        before = reduce_backward.FEW_HITS, reduce_backward._LITTLE
-        reduce_backward.FEW_HITS, reduce_backward._LITTLE = self.few_hits, self.hits_bytes
-        try:
-            with installed(ENGINE, split=self.split):
-                case.check(self.adjacency(), *shape, self.dtype, self.offset)
-        finally:
-            reduce_backward.FEW_HITS, reduce_backward._LITTLE = before
+        with installed(ENGINE, split=self.split):
+            case.check(self.adjacency(), *shape, self.dtype, self.offset)
 
 
 @st.composite
@@ -105,8 +98,6 @@ def problems(draw: st.DrawFn) -> Problem:
         wide_index=draw(st.sampled_from([False, False, False, True])),
         split=draw(st.sampled_from([128, 20, 3, 1])),
         order=draw(st.integers(0, 3)),
-        few_hits=draw(st.sampled_from([reduce_backward.FEW_HITS, 0, 10**6])),
-        hits_bytes=draw(st.sampled_from([reduce_backward._LITTLE, 0])),
     )
 
 

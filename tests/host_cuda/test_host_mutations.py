@@ -89,7 +89,7 @@ FAULTS = {
         "common/heads.cuh", "u / OWN * SPREAD, HEAD_LANES)", "u / OWN * SPREAD, 32)", "gatv2"
     ),
     "order_of_ties": Fault(
-        "reduce.cu", "other.place[v] < place[v]", "other.place[v] > place[v]", "min_first"
+        "reduce.cu", "min(place[v], other.place[v])", "max(place[v], other.place[v])", "min_first"
     ),
     "dropout_of_another_head": Fault(
         "common/philox.cuh", "c2 = head / 4", "c2 = head / 8", "transformer_weights"

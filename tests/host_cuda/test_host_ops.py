@@ -272,18 +272,28 @@ def test_memory_that_is_not_aligned(
 
 
 @pytest.mark.parametrize("ties", ["even", "first", "exact"])
-@pytest.mark.parametrize("most", [128, 129])
-def test_places_of_one_byte(engine: CUDAEngine, most: int, ties: str) -> None:
-    """Of rows of up to 128 edges, the last of which may be the only one, or another."""
+@pytest.mark.parametrize(
+    ("most", "dtype"),
+    [
+        (126, torch.int8),
+        (127, torch.int16),
+        (128, torch.int16),
+        (129, torch.int16),
+        (2**15 - 2, torch.int16),
+        (2**15 - 1, torch.int32),
+    ],
+)
+def test_marks_of_few_bits(engine: CUDAEngine, most: int, dtype: torch.dtype, ties: str) -> None:
+    """The last edge of a row may be the only one that shares, or all may."""
     assert engine.split == 128
-    degrees = torch.tensor([most, 127, 128, 1, 0])
+    degrees = torch.tensor([most, most - 1, most // 2, 1, 0])
     dst = torch.arange(5).repeat_interleave(degrees)
     src = torch.cat([torch.arange(n) for n in degrees.tolist()])
-    x = torch.zeros(129, 4)
-    x[:, 1] = torch.linspace(1, 2, 129)  # the last of each row
-    x[0, 2] = x[126:, 2] = 3  # the first and the last ones
-    x[:, 3] = torch.linspace(2, 1, 129)
-    adj = Adjacency.from_pair(src, dst, 129, 5)
+    x = torch.zeros(most, 4)  # of the first feature, all edges and the buffer tie
+    x[:, 1] = torch.linspace(1, 2, most)  # the last of each row
+    x[0, 2] = x[most - 3 :, 2] = 3  # the first and the last ones
+    x[:, 3] = torch.linspace(2, 1, most)
+    adj = Adjacency.from_pair(src, dst, most, 5)
     assert adj is not None
     found = []
     for run in (Reduce.apply, reference.reduce):
@@ -291,8 +301,8 @@ def test_places_of_one_byte(engine: CUDAEngine, most: int, ties: str) -> None:
         out = run(leaf, None, adj, True, ties)
         cotangent = torch.arange(1.0, 21).view(5, 4)
         found.append((out.detach(), torch.autograd.grad(out, leaf, cotangent)[0]))
-    arg = torch.ops.pyg_ioaware.reduce(x, *adj.by_target, None, True, True)[1]
-    assert arg.dtype == (torch.int8 if most == 128 else torch.int32)
+    mark = torch.ops.pyg_ioaware.reduce(x, *adj.by_target, adj.longest, None, True, 0)[1]
+    assert mark.dtype == dtype
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected)
 

@@ -15,6 +15,7 @@ _FILES = {
     "sddmm": "sddmm",
     "reduce": "reduce",
     "reduce_gather": "reduce_backward",
+    "reduce_weight": "reduce_backward",
     "gatv2": "gatv2",
     "gatv2_target": "gatv2",
     "gatv2_source": "gatv2",

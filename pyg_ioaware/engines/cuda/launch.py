@@ -17,10 +17,11 @@ from pyg_ioaware.engines.cuda import sources
 _CODES = {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}
 _SCALARS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _BITS = {torch.int32: 32, torch.int64: 64}
-_PLACES = {8: torch.int8, 32: torch.int32}
+_PLACES = {8: torch.int8, 16: torch.int16, 32: torch.int32}
 
 # Parameters of most kernels: the rows of a structure, and how many of them.
 GRAPH = [("rowptr", "I*"), ("idx", "I*"), ("perm", "I*"), ("tiles", "i64*")]
+ORDERED = [("rowptr", "I*"), ("idx", "I*"), ("tiles", "i64*")]  # what edges have is in order
 ROWS = [("num_rows", "i64"), ("num_tiles", "i64"), ("split", "i64")]
 
 # Launches a loaded kernel: grid (x, y), threads of a block, stream, address of the arguments.
@@ -45,7 +46,7 @@ class Kernel:
         source (str): The file that it is in, without :obj:`.cu`.
         name (str): Its name.
         params (sequence): Name and type of each parameter: :obj:`"T*"` (storage), :obj:`"A*"`
-            (the type of sums), :obj:`"I*"` (indices), :obj:`"P*"` (places in rows),
+            (the type of sums), :obj:`"I*"` (indices), :obj:`"P*"` (marks of maxima),
             :obj:`"i32*"`, :obj:`"i64*"`, :obj:`"u8*"`, :obj:`"f64*"`, or :obj:`"i32"`,
             :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. A pointer may be :obj:`None`.
     """
@@ -165,9 +166,9 @@ def types_of(x: Tensor, index: Tensor) -> Macros:
     return _types(x.dtype, index.dtype)
 
 
-def types_with(arg: Tensor | None, x: Tensor, index: Tensor) -> Macros:
-    """Returns the same, and what the dtype of places of maxima chooses."""
-    return *types_of(x, index), ("PLACE_BITS", 32 if arg is None else 8 * arg.element_size())
+def types_with(mark: Tensor | None, x: Tensor, index: Tensor) -> Macros:
+    """Returns the same, and what the dtype of marks of maxima chooses."""
+    return *types_of(x, index), ("PLACE_BITS", 32 if mark is None else 8 * mark.element_size())
 
 
 @functools.cache

@@ -156,7 +156,7 @@ class Pace(NamedTuple):
         return ("BATCH", self.batch), ("RESIDENT", self.resident)
 
 
-_SHORT, _LONG = 6, 32  # mean numbers of edges of a row
+SHORT, _LONG = 6, 32  # mean numbers of edges of a row
 
 
 def pace(
@@ -185,7 +185,7 @@ def pace(
         with_more (bool, optional): Whether weights are dropped, or have gradients of their own.
             (default: :obj:`False`)
     """
-    length = (edges >= _SHORT * rows) + (edges >= _LONG * rows)
+    length = (edges >= SHORT * rows) + (edges >= _LONG * rows)
     return _pace(
         *(kernel, plan.vec, plan.vectors, table.element_size(), length),
         *(with_features, with_more),

@@ -2,17 +2,17 @@
 
 from torch import Tensor
 
-from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_with
+from pyg_ioaware.engines.cuda.launch import ORDERED, ROWS, Kernel, Runtime, specialise, types_with
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, pace
+from pyg_ioaware.engines.cuda.spmm import in_order
 from pyg_ioaware.graph.csr import CSR
 
 _REDUCE = Kernel(
     "reduce",
     "reduce",
     [
-        *GRAPH,
-        *(("x", "T*"), ("weight", "T*"), ("out", "T*"), ("arg", "P*"), ("tied", "u8*")),
-        *(("partial", "A*"), ("partial_arg", "i32*")),
+        *(*ORDERED, ("x", "T*"), ("weight", "T*"), ("out", "T*"), ("mark", "P*")),
+        *(("partial", "A*"), ("partial_mark", "i32*")),
         *ROWS,
         *(("width", "i32"), ("heads", "i32")),
     ],
@@ -21,9 +21,8 @@ _MERGE = Kernel(
     "reduce",
     "reduce_merge",
     [
-        *(("tiles", "i64*"), ("partial", "A*"), ("partial_arg", "i32*")),
-        *(("out", "T*"), ("arg", "P*"), ("tied", "u8*")),
-        *(("num_tiles", "i64"), ("width", "i32")),
+        *(("tiles", "i64*"), ("partial", "A*"), ("partial_mark", "i32*")),
+        *(("out", "T*"), ("mark", "P*"), ("num_tiles", "i64"), ("width", "i32")),
     ],
 )
 
@@ -32,36 +31,36 @@ def reduce(
     runtime: Runtime,
     csr: CSR,
     out: Tensor,
-    arg: Tensor | None,
-    tied: Tensor | None,
+    mark: Tensor | None,
     x: Tensor,
     weight: Tensor | None,
     partial: Tensor,
-    partial_arg: Tensor,
+    partial_mark: Tensor,
     is_max: bool,
+    ties: int,
 ) -> None:
-    """Reduces each row's messages to ``out``, and tells in ``arg`` where the results come from."""
+    """Reduces each row's messages to ``out``, and tells in ``mark`` who shares the gradient."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = out.shape
-    if tied is not None:
-        tied.zero_()
     if not rows or not width:
         return
     if not idx.numel():
         out.zero_()
-        if arg is not None:
-            arg.zero_()
+        if mark is not None:
+            mark.zero_()
         return
-    heads = 1 if weight is None else weight.shape[1]
+    heads, weight = 1 if weight is None else weight.shape[1], in_order(weight, perm)
     plan = layout(width, width // heads, x, out)
-    flags = {"WEIGHTED": weight is not None, "WITH_ARG": arg is not None, "MINIMUM": not is_max}
+    flags = {"WITH_MARK": mark is not None, "TIES": ties, "MINIMUM": not is_max}
     speed = pace("reduce", plan, x, idx.numel(), rows, weight is not None)
-    macros = specialise(types_with(arg, x, rowptr), plan, speed, **flags)
+    macros = specialise(
+        types_with(mark, x, rowptr), plan, speed, WEIGHTED=weight is not None, **flags
+    )
     count = tiles.size(0)
-    tables = (rowptr, idx, None if weight is None else perm, tiles, x, weight, out, arg, tied)
+    tables = (rowptr, idx, tiles, x, weight, out, mark)
     sizes = (rows, count, split, width, heads)
     grid = plan.blocks(rows + count), plan.slices
-    _REDUCE(runtime, macros, grid, THREADS, *tables, partial, partial_arg, *sizes)
+    _REDUCE(runtime, macros, grid, THREADS, *tables, partial, partial_mark, *sizes)
     if count:
-        merged = (tiles, partial, partial_arg, out, arg, tied, count, width)
+        merged = (tiles, partial, partial_mark, out, mark, count, width)
         _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)

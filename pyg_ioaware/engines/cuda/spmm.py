@@ -4,7 +4,7 @@ from torch import Tensor
 
 from pyg_ioaware.engines.cuda import cusparse
 from pyg_ioaware.engines.cuda.choice import uses_cusparse
-from pyg_ioaware.engines.cuda.launch import ROWS, Kernel, Runtime, specialise, types_of
+from pyg_ioaware.engines.cuda.launch import ORDERED, ROWS, Kernel, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, merge_layout, pace
 from pyg_ioaware.graph.csr import CSR
 
@@ -12,8 +12,8 @@ _SPMM = Kernel(
     "spmm",
     "spmm",
     [
-        *(("rowptr", "I*"), ("idx", "I*"), ("tiles", "i64*")),
-        *(("x", "T*"), ("weight", "T*"), ("scale", "T*"), ("out", "T*"), ("partial", "A*")),
+        *(*ORDERED, ("x", "T*"), ("weight", "T*"), ("scale", "T*"), ("out", "T*")),
+        ("partial", "A*"),
         *ROWS,
         *(("width", "i32"), ("heads", "i32"), ("mean", "i32")),
     ],
@@ -47,9 +47,7 @@ def spmm(
     if not idx.numel():
         out.zero_()
         return
-    if weight is not None and perm is not None:
-        # One gather by itself: in the kernel each edge would wait for its place, then its weight.
-        weight = weight.index_select(0, perm)
+    weight = in_order(weight, perm)
     if uses_cusparse(csr, x, weight) and cusparse.multiply(
         runtime, csr, out, x, weight, scale, mean
     ):
@@ -65,6 +63,12 @@ def spmm(
     if count:
         merged = (rowptr, tiles, partial, out, count, width, int(mean))
         _MERGE(runtime, macros, merge_blocks(count), THREADS, *merged)
+
+
+def in_order(weight: Tensor | None, perm: Tensor | None) -> Tensor | None:
+    """Returns weights in the order of the edges of a structure."""
+    # One gather by itself: in a kernel each edge would wait for its place, then for its weight.
+    return weight if weight is None or perm is None else weight.index_select(0, perm)
 
 
 def merge_sums(runtime: Runtime, csr: CSR, partial: Tensor, out: Tensor) -> None:

@@ -1,0 +1,38 @@
+// Who shares the gradient of an extremum.
+//
+// TIES says who: 0 "even", every edge that attains the result, and the buffer of zeros that
+// scatter_reduce starts from as one more where the result is zero; 1 "first", the first edge; 2
+// "exact", every edge that attains the result. The forward pass leaves a mark for each feature of a
+// row: the place in the row of the only edge that shares, or 1 - n where n share. NONE share where
+// "even" finds NaN, which no number equals.
+#pragma once
+#include "scalar.cuh"
+
+#define EVEN 0
+#define FIRST 1
+#define NONE ((place_t)(1ull << (8 * sizeof(place_t) - 1)))
+
+DEVICE bool is_finite(acc_t value) { return value - value == 0; }
+
+DEVICE bool attains(acc_t v, acc_t best) {
+  return v == best || (TIES != EVEN && v != v && best != best);
+}
+
+// How many share.
+DEVICE int sharers(int mark) { return mark >= 0 ? 1 : mark == (int)NONE ? 0 : 1 - mark; }
+
+// What is handed on of a part of a row, of whose result more may be known later.
+DEVICE int mark_in_tile(int place, int count) {
+  return TIES != FIRST && count > 1 ? 1 - count : place;
+}
+
+// The mark of a row's result, of which `count` edges are known to attain it, the first at `place`.
+DEVICE int mark_of(acc_t value, int place, int count) {
+  if (TIES == EVEN && value != value) return (int)NONE;
+  return mark_in_tile(place, count + (TIES == EVEN && value == 0));
+}
+
+// What each sharer gets of a gradient.
+DEVICE acc_t share_of(acc_t grad, int mark) {
+  return mark >= 0 ? grad : widen(narrow(grad / (acc_t)sharers(mark)));
+}
