@@ -58,7 +58,7 @@ struct Best {
     for (int v = 0; v < VEC / 2; v++) {
 #if WITH_MARK
       const unsigned better = better_pair(values[v], value[v]);
-      first[v] = (at & better) | (first[v] & ~better);
+      if (!COUNTS) first[v] = (at & better) | (first[v] & ~better);
 #if TIES != FIRST
       count[v] = (count[v] & ~better) + (as_good_pair(values[v], value[v]) & 0x00010001u);
 #endif
@@ -75,7 +75,7 @@ struct Best {
     for (int v = 0; v < VEC; v++) {
 #if WITH_MARK
       const bool better = MINIMUM ? values[v] < value[v] : values[v] > value[v];
-      if (better) first[v] = at;
+      if (!COUNTS && better) first[v] = at;
 #if TIES != FIRST
       count[v] = better ? 1 : count[v] + (values[v] == value[v]);
 #endif
@@ -230,7 +230,7 @@ struct Merged {
       value[v] = t.partial[at + v];
 #if WITH_MARK
       const int found = t.partial_mark[at + v];
-      place[v] = found, count[v] = found < 0 ? 1 - found : 1;
+      place[v] = found, count[v] = sharers(found);
 #endif
     }
   }

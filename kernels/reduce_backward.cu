@@ -1,21 +1,23 @@
-// reduce_gather, reduce_weight — gradients of reduce.
-// Maths     dx[j] = sum of weight[k, h] * d_k over the edges k from j, d_k the share of edge k
-//           in grad[i]: grad[i] over the number of edges that share if it is one of them, else 0
+// reduce_gather, reduce_share, reduce_weight — gradients of reduce.
+// Maths     dx[j] = sum of weight[k, h] * d_k over the edges k from j, d_k the share of edge k in
+//           grad[i]: grad[i] over the number of edges that share if it is one of them, else 0
 //           dw[perm[k], h] = sum_c x[idx[k]] * d_k over the edges k of row i
 // Shapes    x, dx [S, width]  grad, best [N, width]  mark [N, width] (place_t)  weight, dw [E, heads]
 //           place [E] (in the row by target)  partial [T, width] (acc_t)  unusual [1] (int)
 //           rowptr [S + 1 or N + 1]  idx, perm [E]  tiles [T, 4]; weight in the order of the rows
 // Mapping   gather: LANES lanes a row or tile by source, NV accesses of VEC numbers a lane, wider
-//           rows by blockIdx.y; weight: the same by target, and head (blockIdx.y)
-// Traffic   gather: E rows of mark, 8 bytes of idx and place each; of grad what its lanes share in,
-//           best and x where several edges share. weight: E rows of x; grad, best, mark, dw once
+//           rows by blockIdx.y; weight: the same by target, and head (blockIdx.y); share: VEC
+//           numbers a thread
+// Traffic   gather: E rows of mark, 8 bytes of idx and place each; of grad what its lanes share in
+//           (all if EAGER), best and x where several edges share. Where COUNTS: E rows of best and of
+//           shares, which take grad, mark and themselves once. weight: E rows of x
 // Numerics  acc_t sums in edge order, tiles merged in order (by spmm_merge); no float atomics
 // Limits    VEC divides width, and width / heads where heads > 1; marks: see common/marks.cuh
 //
 // Under "even" stock multiplies by the share where an edge attains the result and by zero where it
-// does not, so a share that is not finite reaches all edges of its row. The first launch of gather
-// (strict = 0) notes in `unusual` that there is one; the second (strict = 1) does nothing unless
-// there is, and then multiplies as stock does.
+// does not, so a share that is not finite reaches all edges of its row. `unusual` tells that there
+// is one: reduce_share finds out, or the first launch of gather (strict = 0), after which a second
+// (strict = 1) does nothing unless there is, and then multiplies as stock does.
 #include "common/marks.cuh"
 #include "common/rows.cuh"
 #include "common/vec.cuh"
@@ -27,6 +29,35 @@
 #ifndef EAGER
 #define EAGER 0  // whether gradients are asked for together with the marks
 #endif
+
+// The marks of one access, still together.
+struct Marks {
+  static constexpr int BITS_EACH = 8 * sizeof(place_t), PER = 32 / BITS_EACH;
+  static constexpr int WORDS = VEC < PER ? 1 : VEC / PER;
+  static constexpr unsigned ONES = ~0u / ((unsigned)(1ull << BITS_EACH) - 1u);  // 1 in each
+  unsigned words[WORDS];
+
+  // No place has the greatest number.
+  DEVICE_MEMBER void clear() {
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) words[w] = ~0u ^ ONES << (BITS_EACH - 1);
+  }
+  DEVICE_MEMBER void load(const place_t* at) {
+    place_t marks[VEC];
+    load_words(at, marks);
+    memcpy(words, marks, sizeof(marks));
+  }
+  DEVICE_MEMBER bool is(int v, int place) const {
+    const unsigned all = BITS_EACH == 32 ? ~0u : (1u << (BITS_EACH & 31)) - 1u;
+    return !((words[v / PER] ^ place * ONES) & all << v % PER * BITS_EACH);
+  }
+  DEVICE_MEMBER bool any_shared() const {
+    unsigned signs = 0;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) signs |= words[w];
+    return signs & ONES << (BITS_EACH - 1);
+  }
+};
 
 struct Targets {
   const index_t *idx, *place;  // of each edge by source
@@ -49,7 +80,7 @@ DEVICE void parts_of(acc_t (&part)[VEC], const Packed& grad, const place_t (&mar
 #pragma unroll
   for (int v = 0; v < VEC; v++) {
     bool shares = mark[v] == place;
-    if (TIES != FIRST && mark[v] < 0) {
+    if (COUNTS || (TIES != FIRST && mark[v] < 0)) {
       shares = attains(WEIGHTED ? widen(narrow(values[v] * factor)) : values[v], results[v]);
       part[v] = share_of(part[v], mark[v]);
       *unusual |= !is_finite(part[v]);
@@ -77,14 +108,12 @@ DEVICE void add_some(acc_t (&sum)[VEC], const Targets& t, long long row, long lo
   }
 }
 
+#if COUNTS
 template <bool FULL>
-DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, long long row, long long k,
-                      long long end, int f0, bool strict, bool* unusual) {
+DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, const Packed (&x)[NV], long long k,
+                      long long end, int f0, bool strict) {
   index_t target[BATCH];
-  unsigned hits[BATCH][NV];  // a bit for each feature in which the edge alone shares
-  unsigned some[NV] = {};    // a bit for each edge that is looked at again
-  Packed grad[BATCH][NV];
-  place_t mark[BATCH][NV][VEC];
+  Packed best[BATCH][NV], share[BATCH][NV];
 #pragma unroll
   for (int u = 0; u < BATCH; u++) target[u] = FULL || k + u < end ? __ldg(t.idx + k + u) : -1;
 #pragma unroll
@@ -94,53 +123,95 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, long long row, lo
       const int f = f0 + n * LANES * VEC;
       const bool inside = f < t.width && (FULL || target[u] >= 0);
       const long long at = (long long)target[u] * t.width + f;
-#pragma unroll
-      for (int v = 0; v < VEC; v++) mark[u][n][v] = 0;
-      if (inside) load_words(t.mark + at, mark[u][n]);
-      grad[u][n] = EAGER && inside ? load_packed(t.grad + at) : zero_packed();
+      best[u][n] = inside ? load_packed(t.best + at) : zero_packed();
+      share[u][n] = inside ? load_packed(t.grad + at) : zero_packed();
     }
 #pragma unroll
-  for (int u = 0; u < BATCH; u++) {
-    const int place = FULL || target[u] >= 0 ? (int)__ldg(t.place + k + u) : -1;
+  for (int u = 0; u < BATCH; u++)
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
-      const bool inside = f < t.width && place >= 0;
-      hits[u][n] = 0;
-      bool again = strict;
+      const bool inside = f < t.width && (FULL || target[u] >= 0);
+      const acc_t factor = inside ? t.factor(k + u, f) : 0;
+      acc_t values[VEC], results[VEC], shares[VEC];
+      unpack(x[n], values);
+      unpack(best[u][n], results);
+      unpack(share[u][n], shares);
 #pragma unroll
       for (int v = 0; v < VEC; v++) {
-        hits[u][n] |= (unsigned)(mark[u][n][v] == place) << v;
-        again |= TIES != FIRST && mark[u][n][v] < 0;
+        const acc_t message = WEIGHTED ? widen(narrow(values[v] * factor)) : values[v];
+        acc_t part = attains(message, results[v]) ? shares[v] : 0;
+        if (TIES == EVEN && strict && !attains(message, results[v])) part = 0 * shares[v];
+        sum[n][v] += WEIGHTED ? factor * part : part;
       }
-      if (!inside || strict) hits[u][n] = 0;
-      some[n] |= (unsigned)(inside && again) << u;
-      if (!EAGER && hits[u][n])
-        grad[u][n] = load_packed(t.grad + (long long)target[u] * t.width + f);
     }
+}
+#else
+template <bool FULL>
+DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, long long row, long long k,
+                      long long end, int f0, bool* unusual) {
+  index_t target[BATCH];
+  Marks marks[BATCH][NV];
+  int place[BATCH];
+  Packed grad[BATCH][NV];
+#if WEIGHTED
+  acc_t factor[BATCH][NV];
+#endif
+#pragma unroll
+  for (int u = 0; u < BATCH; u++) {
+    target[u] = FULL || k + u < end ? __ldg(t.idx + k + u) : -1;
+    place[u] = FULL || k + u < end ? (int)__ldg(t.place + k + u) : -1;
   }
 #pragma unroll
   for (int u = 0; u < BATCH; u++)
 #pragma unroll
     for (int n = 0; n < NV; n++) {
-      // Stock multiplies the zeros of other edges by the weight too: it may not be finite.
       const int f = f0 + n * LANES * VEC;
       const bool inside = f < t.width && (FULL || target[u] >= 0);
-      const acc_t factor = WEIGHTED && inside ? t.factor(k + u, f) : 0;
+      const long long at = (long long)target[u] * t.width + f;
+      marks[u][n].clear();
+      if (inside) marks[u][n].load(t.mark + at);
+      grad[u][n] = EAGER && inside ? load_packed(t.grad + at) : zero_packed();
+#if WEIGHTED
+      factor[u][n] = inside ? t.factor(k + u, f) : 0;
+#endif
+    }
+#if !EAGER
+#pragma unroll
+  for (int u = 0; u < BATCH; u++)
+#pragma unroll
+    for (int n = 0; n < NV; n++) {
+      bool any = false;
+#pragma unroll
+      for (int v = 0; v < VEC; v++) any |= marks[u][n].is(v, place[u]);
+      if (any) grad[u][n] = load_packed(t.grad + (long long)target[u] * t.width + f0 + n * LANES * VEC);
+    }
+#endif
+  unsigned again[NV] = {};  // a bit for each edge that ties in some feature
+#pragma unroll
+  for (int u = 0; u < BATCH; u++)
+#pragma unroll
+    for (int n = 0; n < NV; n++) {
       acc_t value[VEC];
       unpack(grad[u][n], value);
 #pragma unroll
       for (int v = 0; v < VEC; v++) {
-        const acc_t part = hits[u][n] >> v & 1 ? value[v] : 0;
-        sum[n][v] += WEIGHTED ? factor * part : part;
+#if WEIGHTED
+        // Stock multiplies the zeros of other edges by the weight too: it may not be finite.
+        sum[n][v] += factor[u][n] * (marks[u][n].is(v, place[u]) ? value[v] : 0);
+#else
+        if (marks[u][n].is(v, place[u])) sum[n][v] += value[v];
+#endif
       }
+      if (TIES != FIRST) again[n] |= (unsigned)marks[u][n].any_shared() << u;
     }
 #if TIES != FIRST
 #pragma unroll
   for (int n = 0; n < NV; n++)
-    if (some[n]) add_some(sum[n], t, row, k, some[n], f0 + n * LANES * VEC, strict, unusual);
+    if (again[n]) add_some(sum[n], t, row, k, again[n], f0 + n * LANES * VEC, false, unusual);
 #endif
 }
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     reduce_gather(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
@@ -151,7 +222,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                   scalar_t* __restrict__ dx, acc_t* __restrict__ partial, int* unusual,
                   long long num_rows, long long num_tiles, long long split, int width, int heads,
                   int strict) {
+#if COUNTS
+  strict = TIES == EVEN && *unusual;
+#else
   if (strict && !*unusual) return;
+#endif
   const Targets targets = {idx, place, x, weight, grad, best, mark, width, heads, width / heads};
   const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC;
   const long long groups = (long long)gridDim.x * (THREADS / LANES);
@@ -161,15 +236,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     if (!find_item(it, item, rowptr, tiles, num_rows, num_tiles, split)) continue;
     acc_t sum[NV][VEC] = {};
     long long k = it.begin;
+#if COUNTS
+    Packed row[NV];
+#pragma unroll
+    for (int n = 0; n < NV; n++) {
+      const int f = f0 + n * LANES * VEC;
+      row[n] = f < width ? load_packed(x + it.row * width + f) : zero_packed();
+    }
     for (; k + BATCH <= it.end; k += BATCH)
-      add_batch<true>(sum, targets, it.row, k, it.end, f0, strict, &found);
-    if (k < it.end) add_batch<false>(sum, targets, it.row, k, it.end, f0, strict, &found);
+      add_batch<true>(sum, targets, row, k, it.end, f0, strict);
+    if (k < it.end) add_batch<false>(sum, targets, row, k, it.end, f0, strict);
+#else
+    for (; !strict && k + BATCH <= it.end; k += BATCH)
+      add_batch<true>(sum, targets, it.row, k, it.end, f0, &found);
+    if (!strict && k < it.end) add_batch<false>(sum, targets, it.row, k, it.end, f0, &found);
+#endif
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
       if (f >= width) continue;
+#if !COUNTS
+      for (k = it.begin; strict && k < it.end; k++)
+        add_some(sum[n], targets, it.row, k, 1, f, true, &found);
 #pragma unroll
       for (int v = 0; v < VEC; v++) found |= !is_finite(sum[n][v]);
+#endif
       if (it.part >= 0)
         store_words(partial + it.part * width + f, sum[n]);
       else
@@ -177,6 +268,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
   }
   if (TIES == EVEN && found && !strict) *unusual = 1;
+}
+
+// The share of each edge that has one, of all results.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    reduce_share(const scalar_t* __restrict__ grad, const place_t* __restrict__ mark,
+                 scalar_t* __restrict__ share, int* unusual, long long count) {
+  const long long at = ((long long)blockIdx.x * THREADS + threadIdx.x) * VEC;
+  if (at >= count) return;
+  acc_t values[VEC];
+  place_t marks[VEC];
+  load(grad + at, values);
+  load_words(mark + at, marks);
+  bool found = false;
+#pragma unroll
+  for (int v = 0; v < VEC; v++) {
+    values[v] = share_of(values[v], marks[v]);
+    found |= !is_finite(values[v]);
+  }
+  store(share + at, values);
+  if (TIES == EVEN && found) *unusual = 1;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -3,14 +3,16 @@
 // TIES says who: 0 "even", every edge that attains the result, and the buffer of zeros that
 // scatter_reduce starts from as one more where the result is zero; 1 "first", the first edge; 2
 // "exact", every edge that attains the result. The forward pass leaves a mark for each feature of a
-// row: the place in the row of the only edge that shares, or 1 - n where n share. NONE share where
-// "even" finds NaN, which no number equals.
+// row: where COUNTS, how many share; else the place in the row of the only edge that shares, or 1 - n
+// where n share. None share where "even" finds NaN, which no number equals.
 #pragma once
 #include "scalar.cuh"
 
 #define EVEN 0
 #define FIRST 1
-#define NONE ((place_t)(1ull << (8 * sizeof(place_t) - 1)))
+// Numbers of 16 bits tie often, and a row of results has no more bytes than one of places.
+#define COUNTS (TIES != FIRST && SCALAR >= 2)
+#define NONE ((place_t)(COUNTS ? 0 : 1ull << (8 * sizeof(place_t) - 1)))
 
 DEVICE bool is_finite(acc_t value) { return value - value == 0; }
 
@@ -19,10 +21,14 @@ DEVICE bool attains(acc_t v, acc_t best) {
 }
 
 // How many share.
-DEVICE int sharers(int mark) { return mark >= 0 ? 1 : mark == (int)NONE ? 0 : 1 - mark; }
+DEVICE int sharers(int mark) {
+  if (COUNTS) return mark;
+  return mark >= 0 ? 1 : mark == (int)NONE ? 0 : 1 - mark;
+}
 
 // What is handed on of a part of a row, of whose result more may be known later.
 DEVICE int mark_in_tile(int place, int count) {
+  if (COUNTS) return count;
   return TIES != FIRST && count > 1 ? 1 - count : place;
 }
 
@@ -34,5 +40,5 @@ DEVICE int mark_of(acc_t value, int place, int count) {
 
 // What each sharer gets of a gradient.
 DEVICE acc_t share_of(acc_t grad, int mark) {
-  return mark >= 0 ? grad : widen(narrow(grad / (acc_t)sharers(mark)));
+  return !COUNTS && mark >= 0 ? grad : widen(narrow(grad / (acc_t)sharers(mark)));
 }

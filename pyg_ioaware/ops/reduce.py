@@ -187,7 +187,7 @@ def _fake_gather(
     perm: Tensor | None,
     tiles: Tensor,
     split: int,
-    place: Tensor,
+    place: Tensor | None,
     weight: Tensor | None,
     ties: int,
 ) -> Tensor:
@@ -195,7 +195,7 @@ def _fake_gather(
 
 
 @primitive(
-    f"reduce_gather(Tensor grad, Tensor mark, Tensor? best, Tensor x, {CSR_ARGS}, Tensor place,"
+    f"reduce_gather(Tensor grad, Tensor mark, Tensor? best, Tensor x, {CSR_ARGS}, Tensor? place,"
     " Tensor? weight, int ties) -> Tensor",
     _fake_gather,
     ["CUDA"],
@@ -210,7 +210,7 @@ def _reduce_gather(
     perm: Tensor | None,
     tiles: Tensor,
     split: int,
-    place: Tensor,
+    place: Tensor | None,
     weight: Tensor | None,
     ties: int,
 ) -> Tensor:
@@ -338,8 +338,9 @@ def _from_marks(
     """Returns the gradients where each source asks its targets."""
     grad_x = grad_weight = None
     if needs[0]:
-        by_source = (*adj.by_source, adj.places)
-        grad_x = _reduce_gather(grad, mark, best, x, *by_source, weight, ties)
+        # Marks of 16 bit numbers are how many edges share, unless the first one gets everything.
+        place = adj.places if best is None or x.element_size() > 2 else None
+        grad_x = _reduce_gather(grad, mark, best, x, *adj.by_source, place, weight, ties)
     if needs[1]:
         grad_weight = _reduce_weight(grad, mark, best, x, *adj.by_target, weight, ties).to(x.dtype)
     return grad_x, grad_weight

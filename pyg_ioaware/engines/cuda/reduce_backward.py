@@ -12,7 +12,7 @@ from pyg_ioaware.engines.cuda.launch import (
     specialise,
     types_with,
 )
-from pyg_ioaware.engines.cuda.plan import SHORT, THREADS, layout, pace
+from pyg_ioaware.engines.cuda.plan import SHORT, THREADS, layout, merge_layout, pace
 from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums
 from pyg_ioaware.graph.csr import CSR
 
@@ -28,6 +28,11 @@ _GATHER = Kernel(
         *(("unusual", "i32*"), *ROWS, ("width", "i32"), ("heads", "i32"), ("strict", "i32")),
     ],
 )
+_SHARE = Kernel(
+    "reduce_backward",
+    "reduce_share",
+    [*(("grad", "T*"), ("mark", "P*"), ("share", "T*"), ("unusual", "i32*"), ("count", "i64"))],
+)
 _WEIGHT = Kernel(
     "reduce_backward",
     "reduce_weight",
@@ -38,7 +43,7 @@ _WEIGHT = Kernel(
 def reduce_gather(
     runtime: Runtime,
     by_source: CSR,
-    place: Tensor,
+    place: Tensor | None,
     dx: Tensor,
     partial: Tensor,
     grad: Tensor,
@@ -48,7 +53,7 @@ def reduce_gather(
     weight: Tensor | None,
     ties: int,
 ) -> None:
-    """Writes the gradient of ``x``."""
+    """Writes the gradient of ``x``; without places, marks are how many edges share."""
     rowptr, idx, perm, tiles, split = by_source
     rows, width = dx.shape
     edges, count = idx.numel(), tiles.size(0)
@@ -63,15 +68,29 @@ def reduce_gather(
     flags = {"WEIGHTED": weight is not None, "TIES": ties, "EAGER": eager}
     macros = specialise(types_with(mark, x, rowptr), plan, speed, **flags)
     unusual = torch.zeros(1, dtype=torch.int32, device=x.device) if ties == _EVEN else None
+    if place is None:
+        grad = _shares(runtime, grad, mark, rowptr, unusual, ties)
     tables = (rowptr, idx, tiles, place, x, weight, mark, grad, best, dx, partial, unusual)
     sizes = (rows, count, split, width, heads)
     blocks = plan.blocks(rows + count)
     _GATHER(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes, 0)
-    if unusual is not None:
+    if place is not None and unusual is not None:
         grid = min(blocks, _MOST_BLOCKS), plan.slices
         _GATHER(runtime, macros, grid, THREADS, *tables, *sizes, 1)
     if count:
         merge_sums(runtime, by_source, partial, dx)
+
+
+def _shares(
+    runtime: Runtime, grad: Tensor, mark: Tensor, index: Tensor, unusual: Tensor | None, ties: int
+) -> Tensor:
+    """Returns what each edge that shares gets of each gradient."""
+    share = torch.empty_like(grad)
+    plan = merge_layout(grad.size(1), grad, share)
+    macros = specialise(types_with(mark, grad, index), plan, WEIGHTED=0, TIES=ties)
+    blocks = -(-grad.numel() // (plan.vec * THREADS))
+    _SHARE(runtime, macros, (blocks, 1), THREADS, grad, mark, share, unusual, grad.numel())
+    return share
 
 
 def reduce_weight(
