@@ -16,6 +16,7 @@
 
 #ifndef BATCH
 #define BATCH 1  // of kernels that take no edges
+#define RESIDENT 1
 #endif
 
 // Whether v replaces best.
@@ -34,7 +35,7 @@ struct Best {
   unsigned value[VEC / 2], first[VEC / 2], count[VEC / 2];
 #else
   acc_t value[VEC];
-  int first[VEC], count[VEC];  // of the edges that attain the value
+  unsigned state[VEC];  // of the edges that attain the value, the first, and from bit 16 how many
 #endif
 
   DEVICE_MEMBER void clear() {
@@ -45,7 +46,7 @@ struct Best {
       value[v] = worst | (MINIMUM ? 0 : 0x80008000u), first[v] = count[v] = 0;
 #else
 #pragma unroll
-    for (int v = 0; v < VEC; v++) value[v] = MINIMUM ? INF : -INF, first[v] = count[v] = 0;
+    for (int v = 0; v < VEC; v++) value[v] = MINIMUM ? INF : -INF, state[v] = 0;
 #endif
   }
 
@@ -74,18 +75,15 @@ struct Best {
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
 #if WITH_MARK
-      const bool better = MINIMUM ? values[v] < value[v] : values[v] > value[v];
-      if (!COUNTS && better) first[v] = at;
-#if TIES != FIRST
-      count[v] = better ? 1 : count[v] + (values[v] == value[v]);
-#endif
+      if (TIES != FIRST && values[v] == value[v]) state[v] += 1u << 16;
+      if (MINIMUM ? values[v] < value[v] : values[v] > value[v]) state[v] = at | 1u << 16;
 #endif
       value[v] = best_of(values[v], value[v]);
     }
   }
   DEVICE_MEMBER acc_t value_of(int v) const { return value[v]; }
-  DEVICE_MEMBER int first_of(int v) const { return first[v]; }
-  DEVICE_MEMBER int count_of(int v) const { return count[v]; }
+  DEVICE_MEMBER int first_of(int v) const { return state[v] & 0xffff; }
+  DEVICE_MEMBER int count_of(int v) const { return state[v] >> 16; }
 #endif
 };
 
@@ -153,7 +151,7 @@ static __device__ __noinline__ Found find_nans(const index_t* idx, const scalar_
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     reduce(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
            const long long* __restrict__ tiles,
            const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
@@ -259,7 +257,7 @@ struct Merged {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     reduce_merge(const long long* __restrict__ tiles, const acc_t* __restrict__ partial,
                  const int* __restrict__ partial_mark, scalar_t* __restrict__ out,
                  place_t* __restrict__ mark, long long num_tiles, int width) {

@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 }
 
 // The share of each edge that has one, of all results.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     reduce_share(const scalar_t* __restrict__ grad, const place_t* __restrict__ mark,
                  scalar_t* __restrict__ share, int* unusual, long long count) {
   const long long at = ((long long)blockIdx.x * THREADS + threadIdx.x) * VEC;
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (TIES == EVEN && found) *unusual = 1;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     reduce_weight(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                   const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                   const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 MOST_TILES = 2048  # of one row; those of a longer row are longer
+LONGEST_TILE = 2**15  # edges, about; kernels count them in 16 bits
 
 
 def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
@@ -12,7 +13,7 @@ def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
     Args:
         rowptr (torch.Tensor): Row pointers of shape :obj:`[N + 1]`.
         split (int): The largest number of edges that one tile holds; a multiple of it in rows of
-            more than :obj:`MOST_TILES` such tiles.
+            more than :obj:`MOST_TILES` such tiles, up to :obj:`LONGEST_TILE`.
 
     Returns:
         tuple: Rows :obj:`(row, begin, end, parts)` of shape :obj:`[T, 4]`, where :obj:`parts` is
@@ -25,7 +26,8 @@ def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
     if longest <= split:
         return torch.empty((0, 4), dtype=torch.long, device=rowptr.device), longest
     degree = degree.long()
-    size = split * ((degree + split * MOST_TILES - 1) // (split * MOST_TILES)).clamp(min=1)
+    times = (degree + split * MOST_TILES - 1) // (split * MOST_TILES)
+    size = split * times.clamp(min=1, max=max(LONGEST_TILE // split, 1))
     parts = torch.where(degree > split, (degree + size - 1) // size, 0)
     total = int(parts.sum())
     rows = torch.arange(degree.numel(), device=rowptr.device)

@@ -156,7 +156,7 @@ class Pace(NamedTuple):
         return ("BATCH", self.batch), ("RESIDENT", self.resident)
 
 
-SHORT, _LONG = 6, 32  # mean numbers of edges of a row
+_SHORT, _LONG = 6, 32  # mean numbers of edges of a row
 
 
 def pace(
@@ -182,10 +182,11 @@ def pace(
         rows (int): The number of rows.
         with_features (bool, optional): Whether edges have features, or weights.
             (default: :obj:`False`)
-        with_more (bool, optional): Whether weights are dropped, or have gradients of their own.
+        with_more (bool, optional): Whether weights are dropped, have gradients of their own, or
+            maxima are found again.
             (default: :obj:`False`)
     """
-    length = (edges >= SHORT * rows) + (edges >= _LONG * rows)
+    length = (edges >= _SHORT * rows) + (edges >= _LONG * rows)
     return _pace(
         *(kernel, plan.vec, plan.vectors, table.element_size(), length),
         *(with_features, with_more),
@@ -203,7 +204,8 @@ def _pace(
     if kernel in ("spmm", "reduce"):
         return Pace(8 if vectors == 1 and long and not features else 4, 1)
     if kernel == "reduce_gather":
-        return Pace(2 if short else 4, 1)
+        lean = vectors == 1 and not features
+        return Pace(2 if short else 4, (6 if more else 8) if lean else 1)
     # In attention, lanes hold numbers as they are stored, or in the type of sums.
     words = vec * vectors * (max(size, 4) if kernel.startswith("gatv2") else size) // 4
     lean = vectors == 1 and size <= 4 and not features

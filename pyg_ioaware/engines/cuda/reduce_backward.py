@@ -12,10 +12,11 @@ from pyg_ioaware.engines.cuda.launch import (
     specialise,
     types_with,
 )
-from pyg_ioaware.engines.cuda.plan import SHORT, THREADS, layout, merge_layout, pace
+from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_layout, pace
 from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums
 from pyg_ioaware.graph.csr import CSR
 
+FEW_HITS = 256  # edges of a row from which few of an edge's features share
 _EVEN = 0  # the rule for ties under which what is not finite reaches all edges
 _MOST_BLOCKS = 4096  # of a launch that has nothing to do as a rule
 
@@ -62,9 +63,9 @@ def reduce_gather(
         return
     heads, weight = 1 if weight is None else weight.shape[1], in_order(weight, perm)
     plan = layout(width, width // heads, *(t for t in (x, dx, grad, best) if t is not None))
-    speed = pace("reduce_gather", plan, grad, edges, rows, weight is not None)
-    # Where rows by target are short, most of the lanes have a part in most of the gradients.
-    eager = edges < SHORT * mark.size(0)
+    speed = pace("reduce_gather", plan, grad, edges, rows, weight is not None, place is None)
+    # Of few lanes a feature shares where rows by target are long.
+    eager = edges < FEW_HITS * mark.size(0)
     flags = {"WEIGHTED": weight is not None, "TIES": ties, "EAGER": eager}
     macros = specialise(types_with(mark, x, rowptr), plan, speed, **flags)
     unusual = torch.zeros(1, dtype=torch.int32, device=x.device) if ties == _EVEN else None
