@@ -13,6 +13,7 @@
 #include "common/merge.cuh"
 #include "common/rows.cuh"
 #include "common/vec.cuh"
+#include "common/weight.cuh"
 
 #ifndef BATCH
 #define BATCH 1  // of kernels that take no edges
@@ -107,7 +108,7 @@ DEVICE void add_batch(Best (&best)[NV], long long k, long long begin, long long 
       row[u][n] = inside ? load_packed(x + (long long)source[u] * width + f) : zero_packed();
 #if WEIGHTED
       if (inside)
-        factor[u][n] = widen(__ldg(weight + (k + u) * heads + (heads > 1 ? f / channels : 0)));
+        factor[u][n] = weight_of(weight, k + u, f, heads, channels);
 #endif
     }
 #pragma unroll
@@ -143,7 +144,7 @@ static __device__ __noinline__ Found find_nans(const index_t* idx, const scalar_
   for (long long k = end - 1; k >= begin; k--) {
     acc_t v = widen(x[(long long)idx[k] * width + f]);
 #if WEIGHTED
-    v *= widen(weight[k * heads + f / (width / heads)]);
+    v *= weight_of(weight, k, f, heads, width / heads);
 #endif
     if (v != v) found.first = (int)(k - begin), found.count++;
   }

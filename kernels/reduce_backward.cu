@@ -21,6 +21,7 @@
 #include "common/marks.cuh"
 #include "common/rows.cuh"
 #include "common/vec.cuh"
+#include "common/weight.cuh"
 
 #ifndef BATCH
 #define BATCH 1  // of kernels that take no edges
@@ -66,7 +67,7 @@ struct Targets {
   int width, heads, channels;
 
   DEVICE_MEMBER acc_t factor(long long k, int f) const {
-    return WEIGHTED ? widen(__ldg(weight + k * heads + (heads > 1 ? f / channels : 0))) : 1;
+    return WEIGHTED ? weight_of(weight, k, f, heads, channels) : 1;
   }
 };
 
@@ -317,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     for (long long k = it.begin; k < it.end; k++) {
       const long long source = __ldg(idx + k), edge = perm ? __ldg(perm + k) : k;
-      const acc_t factor = widen(__ldg(weight + k * heads + head));
+      const acc_t factor = weight_of(weight, k, head * channels, heads, channels);
       acc_t dot = 0;
 #pragma unroll
       for (int n = 0; n < NV; n++) {

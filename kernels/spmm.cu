@@ -9,6 +9,7 @@
 #include "common/merge.cuh"
 #include "common/rows.cuh"
 #include "common/vec.cuh"
+#include "common/weight.cuh"
 
 #ifndef BATCH
 #define BATCH 1  // of kernels that take no edges
@@ -41,7 +42,7 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
 #endif
 #if WEIGHTED
       if (inside)
-        factor[u][n] = widen(__ldg(weight + (k + u) * heads + (heads > 1 ? f / channels : 0)));
+        factor[u][n] = weight_of(weight, k + u, f, heads, channels);
 #endif
 #if SCALED
       if (inside) factor[u][n] *= widen(__ldg(scale + source[u]));

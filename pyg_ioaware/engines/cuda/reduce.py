@@ -4,7 +4,7 @@ from torch import Tensor
 
 from pyg_ioaware.engines.cuda.launch import ORDERED, ROWS, Kernel, Runtime, specialise, types_with
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_blocks, pace
-from pyg_ioaware.engines.cuda.spmm import in_order
+from pyg_ioaware.engines.cuda.spmm import in_order, weighted
 from pyg_ioaware.graph.csr import CSR
 
 _REDUCE = Kernel(
@@ -54,7 +54,7 @@ def reduce(
     flags = {"WITH_MARK": mark is not None, "TIES": ties, "MINIMUM": not is_max}
     speed = pace("reduce", plan, x, idx.numel(), rows, weight is not None)
     macros = specialise(
-        types_with(mark, x, rowptr), plan, speed, WEIGHTED=weight is not None, **flags
+        types_with(mark, x, rowptr), plan, speed, WEIGHTED=weighted(weight), **flags
     )
     count = tiles.size(0)
     tables = (rowptr, idx, tiles, x, weight, out, mark)

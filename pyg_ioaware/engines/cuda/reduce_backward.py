@@ -13,7 +13,7 @@ from pyg_ioaware.engines.cuda.launch import (
     types_with,
 )
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_layout, pace
-from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums
+from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums, weighted
 from pyg_ioaware.graph.csr import CSR
 
 FEW_HITS = 256  # edges of a row from which few of an edge's features share
@@ -66,7 +66,7 @@ def reduce_gather(
     speed = pace("reduce_gather", plan, grad, edges, rows, weight is not None, place is None)
     # Of few lanes a feature shares where rows by target are long.
     eager = edges < FEW_HITS * mark.size(0)
-    flags = {"WEIGHTED": weight is not None, "TIES": ties, "EAGER": eager}
+    flags = {"WEIGHTED": weighted(weight), "TIES": ties, "EAGER": eager}
     macros = specialise(types_with(mark, x, rowptr), plan, speed, **flags)
     unusual = torch.zeros(1, dtype=torch.int32, device=x.device) if ties == _EVEN else None
     if place is None:
@@ -114,7 +114,7 @@ def reduce_weight(
     heads = weight.shape[1]
     channels, count = width // heads, tiles.size(0)
     plan = layout(channels, channels, *(t for t in (x, grad, best) if t is not None))
-    macros = specialise(types_with(mark, x, rowptr), plan, WEIGHTED=1, TIES=ties)
+    macros = specialise(types_with(mark, x, rowptr), plan, WEIGHTED=weighted(weight), TIES=ties)
     tables = (rowptr, idx, perm, tiles, x, in_order(weight, perm), mark, grad, best, dw)
     grid = plan.blocks(rows + count), heads
     _WEIGHT(runtime, macros, grid, THREADS, *tables, rows, count, split, channels, heads)

@@ -53,7 +53,7 @@ def spmm(
     ):
         return
     plan = layout(width, width // heads, x, out)
-    flags = {"WEIGHTED": weight is not None, "SCALED": scale is not None}
+    flags = {"WEIGHTED": weighted(weight), "SCALED": scale is not None}
     speed = pace("spmm", plan, x, idx.numel(), rows, weight is not None)
     macros = specialise(types_of(x, rowptr), plan, speed, **flags)
     count = tiles.size(0)
@@ -69,6 +69,11 @@ def in_order(weight: Tensor | None, perm: Tensor | None) -> Tensor | None:
     """Returns weights in the order of the edges of a structure."""
     # One gather by itself: in a kernel each edge would wait for its place, then for its weight.
     return weight if weight is None or perm is None else weight.index_select(0, perm)
+
+
+def weighted(weight: Tensor | None) -> int:
+    """Returns how many weights an edge has, as a macro: none, one, or 2 for one of each head."""
+    return 0 if weight is None else 1 if weight.size(1) == 1 else 2
 
 
 def merge_sums(runtime: Runtime, csr: CSR, partial: Tensor, out: Tensor) -> None:
