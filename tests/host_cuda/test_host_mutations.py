@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 import test_host_attention
 import test_host_ops
-import test_host_structure
 import torch
 from runtime import COMPILER, HostError, HostRuntime, installed
+from structures import HOSTILE, check_graph
 from test_host_ops import GRAPHS
 
 from pyg_ioaware.engines.cuda import CUDAEngine, sources
@@ -129,7 +129,7 @@ def compare(kernels: Path, fault: Fault, seed: int) -> None:
     if fault.case == "structure":
         with installed(CUDAEngine(HostRuntime(seed, kernels=kernels)), split=fault.split) as engine:
             for name in ("hubs_in_many_blocks", "one_step_back"):
-                test_host_structure.check_graph(engine, test_host_structure.HOSTILE[name])
+                check_graph(engine, HOSTILE[name])
         return
     (src, dst), num_src, num_dst = GRAPHS["hubs"]
     with installed(CUDAEngine(HostRuntime(seed, kernels=kernels)), split=fault.split):

@@ -1,19 +1,19 @@
 """Structures that CUDA kernels build, run on the CPU, against those that PyTorch builds."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from graphs import GRAPHS, Graph, by_target, graphs, random_edges
+from graphs import Graph, by_target, graphs, random_edges
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime import COMPILER, HostRuntime, installed
+from structures import HOSTILE, assert_same, by_pytorch, check, check_graph, rows_of
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda import CUDAEngine, structure
-from pyg_ioaware.graph.csr import CSR, Adjacency
+from pyg_ioaware.graph.csr import Adjacency
 
 pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="needs g++"),
@@ -28,91 +28,6 @@ def engine() -> Iterator[CUDAEngine]:
         yield found
 
 
-@contextmanager
-def by_pytorch(engine: CUDAEngine) -> Iterator[None]:
-    """Lets PyTorch build structures."""
-    engine._builds = False
-    try:
-        yield
-    finally:
-        engine._builds = True
-
-
-def _rows(*degrees: int) -> Graph:
-    """Rows of so many edges, in order, from sources out of order, one of them a hub."""
-    dst = torch.arange(len(degrees)).repeat_interleave(torch.tensor(degrees))
-    src = torch.randint(90, dst.shape, generator=torch.Generator().manual_seed(1))
-    src[::3] = 7
-    return Graph(torch.stack([src, dst]), 90, len(degrees))
-
-
-def _symmetric() -> Graph:
-    edges = random_edges(30, 30, 80)
-    return Graph(by_target(torch.cat([edges, edges.flip(0)], dim=1).unique(dim=1)), 30, 30)
-
-
-HOSTILE = {
-    **{name: graph for name, graph in GRAPHS.items() if name != "hub"},
-    "all_to_one": Graph(torch.stack([torch.arange(700) % 5, torch.full((700,), 2)]), 5, 4),
-    "all_to_the_only_node": Graph(torch.zeros(2, 400, dtype=torch.long), 1, 1),
-    "around_the_split": _rows(127, 0, 128, 129, 0, 0, 255, 256, 257, 1, 384, 385),
-    "hubs_in_many_blocks": _rows(*([0, 2, 5, 1, 9] * 80)),
-    "one_step_back": Graph(torch.stack([torch.arange(64), torch.arange(64) % 32]), 64, 32),
-    "last_rows_are_empty": _rows(3, 4, *[0] * 300),
-    "symmetric": _symmetric(),
-    "not_quite_symmetric": Graph(by_target(_symmetric().edge_index.roll(1, 1)), 30, 30),
-    "same_degrees": Graph(torch.tensor([[0, 1, 2, 2], [0, 1, 2, 2]]).roll(1, 1), 3, 3),
-}
-
-
-def tensors(csr: CSR) -> list[Tensor]:
-    """Its arrays."""
-    return [t for t in csr if isinstance(t, Tensor)]
-
-
-def assert_same(found: Adjacency | None, wanted: Adjacency | None) -> None:
-    """Compares all that structures hold, and what their two directions have in common."""
-    assert found is not None
-    assert wanted is not None
-    assert (found.num_src, found.num_dst, found.num_edges, found.longest) == (
-        *(wanted.num_src, wanted.num_dst, wanted.num_edges, wanted.longest),
-    )
-    for rows in ("by_target", "by_source_in_place", "by_source"):
-        mine, other = getattr(found, rows), getattr(wanted, rows)
-        assert mine.split == other.split
-        assert (mine.perm is None) == (other.perm is None)
-        for a, b in zip(tensors(mine), tensors(other), strict=True):
-            assert (a.dtype, a.shape) == (b.dtype, b.shape)
-            assert torch.equal(a, b), rows
-        for a, b in zip(mine, other, strict=True):
-            same = a is found.by_target.rowptr, a is found.by_target.idx
-            assert same == (b is wanted.by_target.rowptr, b is wanted.by_target.idx)
-
-
-def check(engine: CUDAEngine, build: Callable[[], Adjacency | None]) -> None:
-    """Compares what kernels build with what PyTorch builds."""
-    found = build()
-    if found is not None:
-        _ = found.by_source_in_place
-    assert engine._builds, "a kernel did not compile"
-    with by_pytorch(engine):
-        wanted = build()
-        if wanted is not None:
-            _ = wanted.by_source_in_place
-        assert_same(found, wanted)
-
-
-def check_graph(engine: CUDAEngine, graph: Graph) -> None:
-    """The same from the edges of a graph, from its rows, and from those of its transpose."""
-    src, dst = graph.edge_index
-    check(engine, lambda: Adjacency.from_pair(src, dst, graph.num_src, graph.num_dst))
-    check(engine, lambda: Adjacency.from_pair(dst, src, graph.num_dst, graph.num_src))
-    rowptr, col, _, _, _ = graph.adjacency.by_target
-    for dtype in (torch.int64, torch.int32):
-        rows = rowptr.to(dtype), col.to(dtype)
-        check(engine, lambda rows=rows: Adjacency.from_rows(*rows, graph.num_src))
-
-
 @pytest.mark.parametrize("split", [1, 4, 128])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_same_as_pytorch(engine: CUDAEngine, name: str, split: int) -> None:
@@ -124,7 +39,7 @@ def test_same_as_pytorch(engine: CUDAEngine, name: str, split: int) -> None:
 
 def test_rows_of_more_than_the_most_tiles(engine: CUDAEngine) -> None:
     engine.split = 1
-    check_graph(engine, _rows(2, 2047, 2048, 2049, 4096, 4097, 1, 6200))
+    check_graph(engine, rows_of(2, 2047, 2048, 2049, 4096, 4097, 1, 6200))
 
 
 @pytest.mark.parametrize("seed", range(4))
