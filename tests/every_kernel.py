@@ -107,6 +107,20 @@ def _attention(op: str, weights: bool, dropout: bool, edges: bool, loops: bool =
     return call
 
 
+def _structures() -> None:
+    """Builds structures from either kind of index, in any order, both directions."""
+    for graph, dtype in itertools.product((_DENSE, _hubs()), (torch.int32, torch.int64)):
+        adj = graph.adjacency
+        rowptr, idx, _, _, _ = adj.by_target
+        src, dst = graph.edge_index.to(dtype)
+        found = [
+            Adjacency.from_pair(src, dst, graph.num_src, graph.num_dst),
+            Adjacency.from_pair(dst, src, graph.num_dst, graph.num_src),
+            Adjacency.from_rows(rowptr.to(dtype), idx.to(dtype), graph.num_src),
+        ]
+        assert all(adj is not None and adj.by_source_in_place for adj in found)
+
+
 def calls() -> Iterator[tuple[str, Call]]:
     """Yields every way of calling an operation, by name; of each, the one with all comes last."""
     for heads, mean in itertools.product((0, 1, None), BOTH):
@@ -130,6 +144,7 @@ def run(dtype: torch.dtype, shape: Shape, every: bool = True) -> None:
     chosen = [call for _, call in calls()] if every else dict(calls()).values()
     engine = engines.of(DEVICE)
     assert engine is not None, engines.why_none(DEVICE)
+    _structures()
     for (graph, engine.split), call in itertools.product(GRAPHS, chosen):
         call(graph.adjacency, dtype, shape)
 

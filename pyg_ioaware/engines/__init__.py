@@ -79,6 +79,9 @@ class Engine(Protocol):
     def sort_by_key(self, key: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""
 
+    def build(self, name: str, *args: Any) -> Any:
+        """What a function of ``graph.build`` returns; NotImplemented to leave it to PyTorch."""
+
 
 # By device: GPUs of one machine may differ. A text says why there is none.
 _engines: dict[torch.device, Engine | str] = {}

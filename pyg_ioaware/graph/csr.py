@@ -6,12 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyg_ioaware import engines
+from pyg_ioaware.graph.build import Built, build_pair, build_rows, build_transpose
 from pyg_ioaware.graph.ordered import OrderedWeights
 from pyg_ioaware.graph.streams import Made, made_now, tensors_of
-from pyg_ioaware.graph.tiles import split_rows
-
-_INT32_MAX = 2**31 - 1
 
 
 class CSR(NamedTuple):
@@ -63,23 +60,7 @@ class Adjacency:
         Returns:
             Adjacency, optional: The structure, or :obj:`None` if an index is out of range.
         """
-        is_sorted = True
-        if src.numel() > 0:
-            lo, hi = torch.aminmax(src)
-            lo_dst, hi_dst = torch.aminmax(dst)
-            ordered = (dst[1:] >= dst[:-1]).all()
-            facts = torch.stack(
-                [lo.long(), hi.long(), lo_dst.long(), hi_dst.long(), ordered.long()]
-            )
-            lo_, hi_, lo_dst_, hi_dst_, is_sorted = facts.tolist()  # the only read-back
-            if lo_ < 0 or hi_ >= num_src or lo_dst_ < 0 or hi_dst_ >= num_dst:
-                return None
-        index = _index_dtype(max(num_src, num_dst, src.numel()))
-        if is_sorted:
-            rowptr = _compress(dst.contiguous(), num_dst, index)
-            return cls._of(rowptr, src.to(index).contiguous(), None, num_src)
-        rowptr, perm = _sort(dst, num_dst, index)
-        return cls._of(rowptr, src[perm].to(index), perm, num_src)
+        return cls._of(build_pair(src, dst, num_src, num_dst), num_src)
 
     @classmethod
     def from_rows(cls, rowptr: Tensor, col: Tensor, num_src: int) -> "Adjacency | None":
@@ -93,21 +74,11 @@ class Adjacency:
         Returns:
             Adjacency, optional: The structure, or :obj:`None` if an index is out of range.
         """
-        num_dst, num_edges = rowptr.numel() - 1, col.numel()
-        bad = [(rowptr.diff() < 0).any(), rowptr[0] != 0, rowptr[-1] != num_edges]
-        if num_edges > 0:
-            lo, hi = torch.aminmax(col)
-            bad += [lo < 0, hi >= num_src]
-        if bool(torch.stack(bad).any()):
-            return None
-        index = _index_dtype(max(num_src, num_dst, num_edges))
-        # A copy even where the dtype fits: the user's arrays must be free to die or change.
-        return cls._of(rowptr.to(index, copy=True), col.to(index, copy=True), None, num_src)
+        return cls._of(build_rows(rowptr, col, num_src), num_src)
 
     @classmethod
-    def _of(cls, rowptr: Tensor, idx: Tensor, perm: Tensor | None, num_src: int) -> "Adjacency":
-        by_target, longest = _csr(rowptr, idx, perm)
-        return cls(by_target, num_src, longest)
+    def _of(cls, built: Built | None, num_src: int) -> "Adjacency | None":
+        return None if built is None else cls(CSR(*built[:-1]), num_src, built.longest)
 
     def csr(self, transposed: bool) -> CSR:
         """Returns the rows by source if :obj:`transposed`, else those by target."""
@@ -169,8 +140,10 @@ class Adjacency:
         return value
 
     def _transpose_in_place(self) -> CSR:
-        csr, perm = self.by_source, self.by_target.perm
-        assert perm is not None
+        rowptr, idx, perm, _, _ = self.by_target
+        if perm is None or "by_source" not in self._parts:
+            return CSR(*build_transpose(rowptr, idx, self.num_src)[:-1])
+        csr = self.by_source
         place = torch.empty_like(csr.idx)
         place[perm.long()] = torch.arange(self.num_edges, dtype=place.dtype, device=place.device)
         return csr._replace(perm=place if csr.perm is None else place[csr.perm.long()])
@@ -181,16 +154,11 @@ class Adjacency:
         return csr.perm - self.by_target.rowptr.index_select(0, csr.idx)
 
     def _transpose(self) -> CSR:
-        rowptr, idx, perm, _, _ = self.by_target
-        rowptr_t, order = _sort(idx, self.num_src, rowptr.dtype)
-        row = torch.arange(self.num_dst, dtype=idx.dtype, device=idx.device)
-        row = row.repeat_interleave(rowptr.diff(), output_size=self.num_edges)
-        idx_t = row[order]
-        if self.num_src == self.num_dst and torch.equal(rowptr_t, rowptr):
-            rowptr_t = rowptr
-            if torch.equal(idx_t, idx):
-                idx_t = idx  # A symmetric graph is held once.
-        return _csr(rowptr_t, idx_t, order if perm is None else perm[order])[0]
+        perm, kept = self.by_target.perm, "by_source_in_place" in self._parts
+        csr = self.by_source_in_place if kept else self._transpose_in_place()
+        if perm is None or csr.perm is None:
+            return csr
+        return csr._replace(perm=perm.index_select(0, csr.perm))
 
     def edges(self) -> tuple[Tensor, Tensor]:
         """Returns source and target at each position of the rows by target, as int64."""
@@ -213,28 +181,3 @@ class Adjacency:
 
     def __repr__(self) -> str:
         return f"Adjacency({self.num_src} -> {self.num_dst}, num_edges={self.num_edges})"
-
-
-def _index_dtype(largest: int) -> torch.dtype:
-    return torch.int32 if largest <= _INT32_MAX else torch.int64
-
-
-def _csr(rowptr: Tensor, idx: Tensor, perm: Tensor | None) -> tuple[CSR, int]:
-    """Returns rows, and the number of edges of the longest."""
-    engine = engines.of(rowptr.device)
-    split = _INT32_MAX if engine is None else engine.split
-    tiles, longest = split_rows(rowptr, split)
-    return CSR(rowptr, idx, perm, tiles, split), longest
-
-
-def _compress(key: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    return torch._convert_indices_from_coo_to_csr(key, n, out_int32=dtype == torch.int32)
-
-
-def _sort(key: Tensor, n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Sorts keys in [0, n) stably; returns row pointers and the key's place at each position."""
-    engine = engines.of(key.device)
-    if engine is not None and dtype == torch.int32:
-        return engine.sort_by_key(key.contiguous(), n)
-    key, perm = torch.sort(key, stable=True)
-    return _compress(key, n, dtype), perm.to(dtype)

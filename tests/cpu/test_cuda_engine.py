@@ -49,6 +49,7 @@ class Broken(Recording):
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
     runtime = Broken()
     engine = CUDAEngine(runtime)
+    engine._builds = False
     monkeypatch.setattr(CUDAEngine, "gathers", False)  # the primitive is not for the CPU
     monkeypatch.setitem(engines._engines, torch.device("cpu"), engine)
     return runtime
@@ -134,6 +135,7 @@ def test_the_dtype_that_is_given_up_is_that_of_the_features(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     engine = CUDAEngine(Broken())
+    engine._builds = False
     monkeypatch.setitem(engines._engines, torch.device("cpu"), engine)
     csr = GRAPHS["unsorted"].adjacency.by_target
     x = torch.zeros(12, 4, dtype=dtype)
@@ -144,6 +146,23 @@ def test_the_dtype_that_is_given_up_is_that_of_the_features(
     with pytest.raises(engines.KernelError):
         engine.run("reduce_gather", *args)
     assert set(engine.broken) == {dtype}
+
+
+def test_pytorch_builds_structures_where_a_kernel_does_not_compile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, g = CUDAEngine(Broken()), GRAPHS["unsorted"]
+    wanted = g.adjacency
+    monkeypatch.setitem(engines._engines, torch.device("cpu"), engine)
+    found = [g.adjacency, g.adjacency]
+    for adj in found:
+        for rows in ("by_target", "by_source"):
+            mine, other = getattr(adj, rows), getattr(wanted, rows)
+            assert all(torch.equal(mine[i], other[i]) for i in range(3))
+    assert [r.getMessage().split("(")[0] for r in caplog.records] == [
+        "a CUDA kernel that does not compile "
+    ]
+    assert not engine.broken  # features have their chance
 
 
 def test_sources_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

@@ -9,7 +9,9 @@ from pyg_ioaware.engines.cuda import sources
 pytest.importorskip("cupy", reason="needs CuPy and NVRTC, but no GPU")
 import registers
 from registers import ARCHITECTURES, COMMAND, MAIN, read, rows_of, version
+from runtime import COMPILER
 
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++, by which structures are built")
 SOURCES = sorted(path.stem for path in sources.folder().glob("*.cu"))
 
 

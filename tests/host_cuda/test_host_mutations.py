@@ -13,6 +13,7 @@ import test_host_attention
 import test_host_ops
 import torch
 from runtime import COMPILER, HostError, HostRuntime, installed
+from structures import HOSTILE, check_graph
 from test_host_ops import GRAPHS
 
 from pyg_ioaware.engines.cuda import CUDAEngine, sources
@@ -94,6 +95,21 @@ FAULTS = {
     "dropout_of_another_head": Fault(
         "common/philox.cuh", "c2 = head / 4", "c2 = head / 8", "transformer_weights"
     ),
+    "tile_that_goes_on_into_the_next_row": Fault(
+        "structure.cu",
+        "min(start + part * size + size, stop)",
+        "start + part * size + size",
+        "structure",
+    ),
+    "missing_barrier_between_sums_of_tiles": Fault(
+        "structure.cu",
+        "  __syncthreads();  // the sums of the call before were read\n",
+        "",
+        "structure",
+    ),
+    "order_that_is_not_checked_across_threads": Fault(
+        "structure.cu", "e > 0 && __ldg(dst + e - 1) > to", "e % 32 && dst[e - 1] > to", "structure"
+    ),
 }
 
 
@@ -110,6 +126,11 @@ def planted(folder: Path, fault: Fault) -> Path:
 
 def compare(kernels: Path, fault: Fault, seed: int) -> None:
     """Compares the case of a fault with plain PyTorch."""
+    if fault.case == "structure":
+        with installed(CUDAEngine(HostRuntime(seed, kernels=kernels)), split=fault.split) as engine:
+            for name in ("hubs_in_many_blocks", "one_step_back"):
+                check_graph(engine, HOSTILE[name])
+        return
     (src, dst), num_src, num_dst = GRAPHS["hubs"]
     with installed(CUDAEngine(HostRuntime(seed, kernels=kernels)), split=fault.split):
         adj = Adjacency.from_pair(src, dst, num_src, num_dst)

@@ -51,5 +51,9 @@ class CPUEngine:
         found: tuple[torch.Tensor, torch.Tensor] = sort_by_key(key, n)  # type: ignore[no-untyped-call]
         return found
 
+    def build(self, name: str, *args: Any) -> Any:
+        """Leaves it to PyTorch, and to ``sort_by_key``."""
+        return NotImplemented
+
 
 engine = CPUEngine()

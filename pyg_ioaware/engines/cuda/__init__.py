@@ -22,6 +22,9 @@ _FILES = {
     "transformer": "transformer",
     "transformer_target": "transformer",
     "transformer_source": "transformer",
+    "build_pair": "structure",
+    "build_rows": "structure",
+    "build_transpose": "structure",
 }
 _OLDEST = (7, 5)  # compute capability
 
@@ -37,6 +40,7 @@ class CUDAEngine:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.broken: dict[torch.dtype, str] = {}
+        self._builds = True
         self._kernels = Kernels(__name__, _FILES)
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
@@ -52,11 +56,8 @@ class CUDAEngine:
         dtype = error.dtype
         if dtype in self.broken:
             return
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="pyg_ioaware_", suffix=".log", delete=False
-        ) as log:
-            log.write(f"{error}\n{error.__cause__}\n")
-        self.broken[dtype] = f"a CUDA kernel for '{dtype}' that does not compile (see '{log.name}')"
+        log = _written(error)
+        self.broken[dtype] = f"a CUDA kernel for '{dtype}' that does not compile (see '{log}')"
         logger.warning("%s; PyG runs as it is from now on", self.broken[dtype])
 
     def empty(
@@ -70,6 +71,27 @@ class CUDAEngine:
         key, perm = torch.sort(key.int(), stable=True)
         rowptr = torch._convert_indices_from_coo_to_csr(key, n, out_int32=True)
         return rowptr, perm.int()
+
+    def build(self, name: str, *args: Any) -> Any:
+        """Builds rows by kernels, unless one of them does not compile."""
+        if not self._builds:
+            return NotImplemented
+        try:
+            return self._kernels[name](self.runtime, self.split, *args)
+        except KernelError as error:
+            self._builds = False
+            why = f"a CUDA kernel that does not compile (see '{_written(error)}')"
+            logger.warning("%s; PyTorch builds structures from now on", why)
+            return NotImplemented
+
+
+def _written(error: KernelError) -> str:
+    """Writes what the compiler says to a file, and returns its path."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="pyg_ioaware_", suffix=".log", delete=False
+    ) as log:
+        log.write(f"{error}\n{error.__cause__}\n")
+    return log.name
 
 
 engine = CUDAEngine(CUDARuntime())

@@ -171,6 +171,11 @@ def types_with(mark: Tensor | None, x: Tensor, index: Tensor) -> Macros:
     return *types_of(x, index), ("PLACE_BITS", 32 if mark is None else 8 * mark.element_size())
 
 
+def types_of_indices(given: Tensor | None = None) -> Macros:
+    """Returns the same for a kernel on indices alone, of the dtype of those, else int64."""
+    return _types(torch.float32, torch.int64 if given is None else given.dtype)
+
+
 @functools.cache
 def _types(scalar: torch.dtype, index: torch.dtype) -> Macros:
     return ("SCALAR", _SCALARS[scalar]), ("INDEX", _BITS[index])
