@@ -40,8 +40,8 @@ DEVICE long long count_below(const int* values, long long size, long long value)
 // How a row is cut.
 struct Cut {
   long long parts, size;  // no parts: the row is whole
-  DEVICE_MEMBER Cut(long long degree, long long split, long long most) {
-    size = split * ((degree + split * most - 1) / (split * most));
+  DEVICE_MEMBER Cut(long long degree, long long split, long long most, long long widest) {
+    size = split * min((degree + split * most - 1) / (split * most), widest);
     parts = degree > split ? (degree + size - 1) / size : 0;
   }
 };
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                    const int* __restrict__ other, int* __restrict__ rowptr,
                    long long* __restrict__ counts, long long* __restrict__ facts,
                    long long num_edges, long long num_rows, long long chunk, long long split,
-                   long long most) {
+                   long long most, long long widest) {
   bool outside = false, differs = false;
   long long longest = 0, tiles = 0;
   const long long first = blockIdx.x * chunk, last = min(first + chunk, num_rows + 1);
@@ -96,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (outside || row == num_rows) continue;
     longest = max(longest, end - begin);
-    tiles += Cut(end - begin, split, most).parts;
+    tiles += Cut(end - begin, split, most, widest).parts;
   }
   for (int lanes = 16; lanes; lanes /= 2) {
     longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, lanes));
@@ -144,7 +144,7 @@ DEVICE long long sum_before(long long value, long long& all) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     structure_tiles(const int* __restrict__ rowptr, const long long* __restrict__ counts,
                     long long* __restrict__ tiles, long long num_rows, long long chunk,
-                    long long split, long long most) {
+                    long long split, long long most, long long widest) {
   if (!counts[blockIdx.x]) return;
   long long before = 0, at, all;
   for (int i = threadIdx.x; i < blockIdx.x; i += THREADS) before += counts[i];
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (long long next = first; next < last; next += THREADS) {
     const long long row = next + threadIdx.x;
     const long long begin = row < last ? rowptr[row] : 0, end = row < last ? rowptr[row + 1] : 0;
-    const Cut cut(end - begin, split, most);
+    const Cut cut(end - begin, split, most, widest);
     const long long own = at + sum_before(cut.parts, all);
     at += all;
     for (unsigned left = __ballot_sync(0xffffffffu, cut.parts > 0); left; left &= left - 1) {

@@ -149,7 +149,7 @@ class Adjacency:
         return csr._replace(perm=place if csr.perm is None else place[csr.perm.long()])
 
     def _find_places(self) -> Tensor:
-        csr = self.by_source if self.by_target.perm is None else self._transpose_in_place()
+        csr = self.by_source_in_place
         assert csr.perm is not None
         return csr.perm - self.by_target.rowptr.index_select(0, csr.idx)
 

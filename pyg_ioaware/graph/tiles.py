@@ -7,6 +7,11 @@ MOST_TILES = 2048  # of one row; those of a longer row are longer
 LONGEST_TILE = 2**15  # edges, about; kernels count them in 16 bits
 
 
+def widest(split: int) -> int:
+    """Returns how many times :obj:`split` a tile holds at the most."""
+    return max(LONGEST_TILE // split, 1)
+
+
 def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
     r"""Cuts every row with more than :obj:`split` edges into tiles of about :obj:`split` edges.
 
@@ -27,7 +32,7 @@ def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
         return torch.empty((0, 4), dtype=torch.long, device=rowptr.device), longest
     degree = degree.long()
     times = (degree + split * MOST_TILES - 1) // (split * MOST_TILES)
-    size = split * times.clamp(min=1, max=max(LONGEST_TILE // split, 1))
+    size = split * times.clamp(min=1, max=widest(split))
     parts = torch.where(degree > split, (degree + size - 1) // size, 0)
     total = int(parts.sum())
     rows = torch.arange(degree.numel(), device=rowptr.device)

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyg_ioaware.engines.cuda.launch import Kernel, Runtime, types_of_indices
 from pyg_ioaware.engines.cuda.plan import THREADS
 from pyg_ioaware.graph.build import Built
-from pyg_ioaware.graph.tiles import MOST_TILES
+from pyg_ioaware.graph.tiles import MOST_TILES, widest
 
 _MOST_BLOCKS = 4096  # of threads that go through edges
 _MOST_CHUNKS = 2048  # of rows, a block each
@@ -21,7 +21,9 @@ _READ = Kernel(
         *(("num_edges", "i64"), ("num_src", "i64"), ("num_dst", "i64")),
     ],
 )
-_CUT = [("num_rows", "i64"), ("chunk", "i64"), ("split", "i64"), ("most", "i64")]
+_CUT = [
+    *(("num_rows", "i64"), ("chunk", "i64"), ("split", "i64"), ("most", "i64"), ("widest", "i64"))
+]
 _ROWS = Kernel(
     "structure",
     "structure_rows",
@@ -88,7 +90,7 @@ class _Rows:
         other: Tensor | None = None,
     ) -> None:
         chunk = THREADS * -(-(num_rows + 1) // (THREADS * _MOST_CHUNKS))
-        self._runtime, self._cut = runtime, (num_rows, chunk, split, MOST_TILES)
+        self._runtime, self._cut = runtime, (num_rows, chunk, split, MOST_TILES, widest(split))
         self.rowptr = _ints(facts, num_rows + 1)
         self._counts = facts.new_empty(-(-(num_rows + 1) // chunk))
         operands = (keys, given, other, self.rowptr, self._counts, facts, num_edges)
