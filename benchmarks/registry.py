@@ -206,16 +206,18 @@ def _traffic(
             return Traffic(2 * rows + 12 * e + out, 2 * rows, row, dst * row)
         return Traffic(rows + 4 * e + extra + out, rows, row, (dst if back else src) * row)
     if base == "max":
-        short = e == 0 or int(torch.bincount(graph.edge_index[1]).max()) <= 128
-        places = (1 if short else 4) * dst * width
-        place = 0 if mode == "inference" else places
+        longest = int(torch.bincount(graph.edge_index[1]).max()) if e else 0
+        mark = width * (1 if longest < 127 else 2 if longest < 2**15 - 1 else 4)
         if not back:
-            return Traffic(e * (row + 4) + dst * row + place, e * row, row, src * row)
-        hits = e * width // 8
+            kept = 0 if mode == "inference" else dst * mark
+            return Traffic(e * (row + 4) + dst * row + kept, e * row, row, src * row)
+        if size == 2:  # results and shares
+            nodes = dst * (2 * row + mark) + 2 * src * row
+            return Traffic(e * (2 * row + 4) + nodes, 2 * e * row, row, 2 * dst * row)
+        # Marks, and gradients: all, or the sectors of those that are shared in.
+        grads = min(e * row, 32 * dst * width)
         return Traffic(
-            dst * row + places + 2 * hits + 8 * e + 32 * src * width,
-            hits + 32 * src * width,
-            *(max(width // 8, 1), hits + dst * row),
+            e * (mark + 8) + grads + src * row, e * mark + grads, mark, dst * (mark + row)
         )
     score = 8 * heads
     if base == "gatv2":
