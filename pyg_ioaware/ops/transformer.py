@@ -14,11 +14,15 @@ from pyg_ioaware.ops.attention import Attention, EdgeFeatures
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
     allocate,
+    cast,
     compute_dtype,
+    flat,
     is_batched,
     launch,
+    nothing,
+    partials,
     primitive,
-    rows,
+    row_width,
     sum_dtype,
     through,
 )
@@ -47,9 +51,9 @@ def _fake(
     num_rows, sums = query.size(0), sum_dtype(query.dtype)
     return (
         torch.empty_like(query, memory_format=torch.contiguous_format),
-        query.new_empty(num_rows, 0 if edge_query is None else edge_query.size(1)),
+        nothing(query) if edge_query is None else query.new_empty(num_rows, edge_query.size(1)),
         query.new_empty(num_rows, 2 * heads, dtype=sums),
-        query.new_empty(idx.size(0) if with_scores else 0, heads, dtype=sums),
+        query.new_empty(idx.size(0), heads, dtype=sums) if with_scores else nothing(query),
     )
 
 
@@ -74,22 +78,22 @@ def _transformer(
     dropout: float,
     seed: Tensor | None,
     with_scores: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num_rows, width = query.shape
-    edge_width = 0 if edge_query is None else edge_query.size(1)
-    out, edge_out = allocate(query, num_rows, width), allocate(query, num_rows, edge_width)
-    sums = sum_dtype(query.dtype)
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    num_rows, width, sums = query.size(0), row_width(query), sum_dtype(query.dtype)
+    out, edge_out, edge_width = allocate(query, *query.shape), None, 0
+    if edge_query is not None:
+        edge_width = edge_query.size(1)
+        edge_out = allocate(query, num_rows, edge_width)
     stats = allocate(query, num_rows, 2 * heads, dtype=sums)
-    scores = allocate(query, idx.size(0) if with_scores else 0, heads, dtype=sums)
-    widths = width, edge_width, 2 * heads
-    parts = [allocate(query, tiles.size(0), w, dtype=sums) for w in widths]
+    scores = allocate(query, idx.size(0), heads, dtype=sums) if with_scores else None
+    parts = [partials(query, tiles, w, sums) for w in (width, edge_width, 2 * heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
     launch(
         "transformer",
         csr,
-        *(out, edge_out, stats, scores if with_scores else None),
+        *(flat(out), edge_out, stats, scores),
         *parts,
-        *(query.contiguous(), key.contiguous(), value.contiguous()),
+        *(flat(query), flat(key), flat(value)),
         *_edge_operands(attr, edge_query),
         *(heads, scale, dropout, seed),
     )
@@ -121,11 +125,11 @@ def _fake_target(
     seed: Tensor | None,
     needs_attr: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dim = 0 if attr is None or not needs_attr else attr.size(1)
+    dim = attr.size(1) if attr is not None and needs_attr else None
     return (
         torch.empty_like(query, memory_format=torch.contiguous_format),
-        query.new_empty(query.size(0), 0 if edge_query is None else edge_query.size(1)),
-        query.new_empty(idx.size(0), dim),
+        nothing(grad) if edge_query is None else torch.empty_like(edge_query),
+        nothing(grad) if dim is None else query.new_empty(idx.size(0), dim),
         query.new_empty(idx.size(0), 2, heads, dtype=sum_dtype(query.dtype)),
     )
 
@@ -156,24 +160,23 @@ def _transformer_target(
     dropout: float,
     seed: Tensor | None,
     needs_attr: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num_rows, width = query.shape
-    edge_width = 0 if edge_query is None else edge_query.size(1)
-    grad_query = allocate(query, num_rows, width)
-    grad_edge_query = allocate(query, num_rows, edge_width)
-    sums = sum_dtype(query.dtype)
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    (num_rows, width), sums = query.shape, sum_dtype(query.dtype)
+    grad_query, edge_width = allocate(query, num_rows, width), 0
+    grad_edge_query = grad_attr = None
+    if edge_query is not None:
+        edge_width = edge_query.size(1)
+        grad_edge_query = allocate(query, num_rows, edge_width)
+    if attr is not None and needs_attr:
+        grad_attr = allocate(query, idx.size(0), attr.size(1))
     delta = allocate(query, num_rows, heads, dtype=sums)
     terms = allocate(query, idx.size(0), 2, heads, dtype=sums)
-    dim = 0 if attr is None or not needs_attr else attr.size(1)
-    grad_attr = allocate(query, idx.size(0), dim)
-    widths = width, edge_width, heads
-    parts = [allocate(query, tiles.size(0), w, dtype=sums) for w in widths]
+    parts = [partials(query, tiles, w, sums) for w in (width, edge_width, heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
     launch(
         "transformer_target",
         csr,
-        *(grad_query, grad_edge_query, delta, terms),
-        grad_attr if dim else None,
+        *(grad_query, grad_edge_query, delta, terms, grad_attr),
         *parts,
         *(grad.contiguous(), *_edge_operands(grad_edge, grad_weights)),
         *(query.contiguous(), key.contiguous(), value.contiguous(), stats),
@@ -219,7 +222,7 @@ def _transformer_source(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
-    parts = allocate(key, 2, tiles.size(0), key.size(1), dtype=sum_dtype(key.dtype))
+    parts = partials(key, tiles, 2 * key.size(1))
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (grad.contiguous(), query.contiguous(), terms, heads, scale)
     launch("transformer_source", csr, grad_value, grad_key, parts, *operands)
@@ -258,7 +261,7 @@ class Transformer(Function):
         needs = ctx.needs_input_grad
         if weights is not None and not any((*needs[:2], *needs[3:5])):
             ctx.mark_non_differentiable(weights)
-        return out, None if edge_query is None else edge_out, weights
+        return out, edge_out, weights
 
     @staticmethod
     def backward(
@@ -272,8 +275,8 @@ class Transformer(Function):
         if torch.is_grad_enabled() or is_batched(*grads):
             formed = partial(reference.transformer, options)
             return *through(formed, inputs, needs[:5], grads), None
-        query, key, value, attr, edge_query = inputs
-        grad = torch.zeros_like(query) if grad is None else grad
+        (query, key, value), (attr, edge_query) = map(flat, inputs[:3]), inputs[3:]
+        grad = torch.zeros_like(query) if grad is None else flat(grad)
         if edge_query is not None and grad_edge is None:
             grad_edge = torch.zeros_like(edge_query)
         grad_query, grad_edge_query, grad_attr, terms = _transformer_target(
@@ -290,8 +293,9 @@ class Transformer(Function):
                 *options.adj.by_source_in_place,
                 *(options.heads, options.factor),
             )
-        if grads[0] is None:
-            grad_value = None
+            grad_key = grad_key.view(inputs[1].shape)
+            grad_value = None if grads[0] is None else grad_value.view(inputs[2].shape)
+        grad_query = grad_query.view(inputs[0].shape)
         found = [grad_query, grad_key, grad_value, grad_attr, grad_edge_query]
         return *(g if need else None for g, need in zip(found, needs, strict=False)), None
 
@@ -357,17 +361,16 @@ def transformer(
     asked = None
     if lin is not None:
         lin = lin.view(heads, channels, lin.size(1))
-        asked = _Mapped.apply(query.to(work), lin).flatten(1)  # type: ignore[no-untyped-call]
+        asked = _Mapped.apply(cast(query, work), lin).flatten(1)  # type: ignore[no-untyped-call]
     out, summed, weights = Transformer.apply(  # type: ignore[no-untyped-call]
-        rows(query, work), rows(key, work), rows(value, work), attr, asked, options
+        cast(query, work), cast(key, work), cast(value, work), attr, asked, options
     )
-    out = out.view(query.shape)
     if lin is not None:
         summed = summed.view(-1, heads, lin.size(2))
         out = out + _Mapped.apply(summed, lin.mT)  # type: ignore[no-untyped-call]
     if weights is not None:
         weights = weights.index_select(0, options.order()).to(score_dtype)
-    return out.to(dtype), weights
+    return cast(out, dtype), weights
 
 
 def _exponential(dtype: torch.dtype, device: torch.device) -> torch.dtype:
