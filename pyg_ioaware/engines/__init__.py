@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,6 +79,11 @@ class Engine(Protocol):
 
     def sort_by_key(self, key: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(rowptr [n + 1], perm [E])``, int32, of the stable sort of ``key`` in ``[0, n)``."""
+
+
+def row_width(x: torch.Tensor) -> int:
+    """Returns how many numbers each row holds, whatever its dimensions."""
+    return math.prod(x.shape[1:])
 
 
 # By device: GPUs of one machine may differ. A text says why there is none.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import attention, reference
 from pyg_ioaware.ops.attention import Attention, EdgeFeatures
@@ -15,7 +16,6 @@ from pyg_ioaware.ops.library import (
     allocate,
     cast,
     compute_dtype,
-    flat,
     gathers,
     is_batched,
     keeps_scores,
@@ -23,7 +23,6 @@ from pyg_ioaware.ops.library import (
     nothing,
     partials,
     primitive,
-    row_width,
     sum_dtype,
     through,
 )
@@ -102,10 +101,10 @@ def _gatv2(
         signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
     parts = [partials(x_r, tiles, w, sums) for w in (width, 2 * heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
-    operands = (flat(x_l), flat(x_r), att.contiguous())
+    operands = (x_l.contiguous(), x_r.contiguous(), att.contiguous())
     edges = _edge_operands(attr, loop_attr, lin)
     options = (heads, num_loops, slope, dropout, seed)
-    launch("gatv2", csr, flat(out), stats, scores, signs, *parts, *operands, *edges, *options)
+    launch("gatv2", csr, out, stats, scores, signs, *parts, *operands, *edges, *options)
     return out, stats, scores, signs
 
 
@@ -143,12 +142,12 @@ def _fake_target(
     scores: Tensor | None,
     signs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    loops, width = max(num_loops, 0), x_r.size(1)
+    loops, width = max(num_loops, 0), row_width(x_r)
     positions, dim = idx.size(0) + loops, 0 if lin is None else lin.size(1)
     formed = positions, sign_bytes(x_r, heads)
     return (
         torch.empty_like(x_r, memory_format=torch.contiguous_format),
-        x_r.new_empty(width, dtype=torch.float64),
+        x_r.new_empty(1, width, dtype=torch.float64),
         nothing(grad) if lin is None else x_r.new_empty(width, dim),
         x_r.new_empty(idx.size(0), dim) if needs_attr else nothing(grad),
         x_r.new_empty(loops, dim) if needs_attr else nothing(grad),
@@ -187,10 +186,10 @@ def _gatv2_target(
     scores: Tensor | None,
     signs: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    (num_rows, width), sums = x_r.shape, sum_dtype(x_r.dtype)
+    num_rows, width, sums = x_r.size(0), row_width(x_r), sum_dtype(x_r.dtype)
     loops, dim = max(num_loops, 0), 0 if lin is None else lin.size(1)
     positions = idx.size(0) + loops
-    grad_x_r = allocate(x_r, num_rows, width)
+    grad_x_r = allocate(x_r, *x_r.shape)
     delta = allocate(x_r, num_rows, heads, dtype=sums)
     parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
     terms = allocate(x_r, positions, 2, heads, dtype=sums)
@@ -219,7 +218,7 @@ def _gatv2_target(
     grad_att = _total(att_parts)
     if lin is not None and lin_parts is not None:
         # The kernel leaves the attention vector out, so that it may be zero.
-        raw = _total(lin_parts).t()
+        raw = _total(lin_parts)[0].t()
         grad_att = grad_att + (lin * raw).sum(1)
         grad_lin = (raw * att.view(-1, 1)).to(att.dtype).contiguous()
     return grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, formed
@@ -232,7 +231,8 @@ def _parameter_sums(x: Tensor, count: int, *shape: int) -> Tensor:
 
 
 def _total(sums: Tensor) -> Tensor:
-    return sums[0] if sums.size(0) == 1 else sums.sum(0)
+    """Returns one row, the sum of all."""
+    return sums if sums.size(0) == 1 else sums.sum(0, keepdim=True)
 
 
 def slots(x: Tensor, work: int, dim: int = 0) -> int:
@@ -248,7 +248,7 @@ def slots(x: Tensor, work: int, dim: int = 0) -> int:
     """
     if gathers(x.device):  # which has partial sums of its own
         return 1
-    count = 128 if work * x.size(1) > 2**17 else 8
+    count = 128 if work * row_width(x) > 2**17 else 8
     return count if dim == 0 else max(2, min(count, work // (2 * dim) * 2))
 
 
@@ -268,7 +268,7 @@ def _fake_source(
     slope: float,
 ) -> tuple[Tensor, Tensor]:
     grad_x_l = torch.empty_like(x_l, memory_format=torch.contiguous_format)
-    return grad_x_l, x_l.new_empty(x_l.size(1), dtype=torch.float64)
+    return grad_x_l, x_l.new_empty(1, row_width(x_l), dtype=torch.float64)
 
 
 @primitive(
@@ -291,8 +291,8 @@ def _gatv2_source(
     num_loops: int,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    (num_rows, width), dtype = x_l.shape, sum_dtype(x_l.dtype)
-    grad_x_l = allocate(x_l, num_rows, width)
+    num_rows, width, dtype = x_l.size(0), row_width(x_l), sum_dtype(x_l.dtype)
+    grad_x_l = allocate(x_l, *x_l.shape)
     parts = partials(x_l, tiles, 2 * width, dtype)
     count = slots(x_l, idx.size(0) + num_rows)
     att_parts = _parameter_sums(x_l, count, width)
@@ -348,9 +348,8 @@ class GATv2(Function):
             formed = partial(reference.gatv2, options)
             found = through(formed, inputs, needs[:6], (grad, grad_weights))
             return *found, None
-        att, (x_l, x_r), (attr, loop_attr, lin) = inputs[2], map(flat, inputs[:2]), inputs[3:]
-        grad = torch.zeros_like(x_r) if grad is None else flat(grad)
-        vector = _vector(att)
+        x_l, x_r, att, attr, loop_attr, lin = inputs
+        grad, vector = torch.zeros_like(x_r) if grad is None else grad, _vector(att)
         grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, formed = _gatv2_target(
             *(grad, grad_weights, x_l, x_r, vector, stats),
             *options.adj.by_target,
@@ -366,8 +365,7 @@ class GATv2(Function):
                 *(options.heads, options.num_loops, options.factor),
             )
             grad_att = grad_att + more
-            grad_x_l = grad_x_l.view(inputs[0].shape)
-        grad_x_r, grad_att = grad_x_r.view(inputs[1].shape), grad_att.to(att.dtype).view(att.shape)
+        grad_att = grad_att.to(att.dtype).view(att.shape)
         found = [grad_x_l, grad_x_r, grad_att, grad_attr, grad_loop, grad_lin]
         return *(g if need else None for g, need in zip(found, needs, strict=False)), None
 

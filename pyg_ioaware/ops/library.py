@@ -1,7 +1,6 @@
 """The dispatcher's view of the primitives, and what all of them share."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware import engines
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.graph.csr import CSR
 
 LIBRARY = torch.library.Library("pyg_ioaware", "DEF")
@@ -181,21 +181,10 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.dtype is dtype else x.to(dtype)
 
 
-def row_width(x: Tensor) -> int:
-    """Returns how many numbers each row holds."""
-    return math.prod(x.shape[1:])
-
-
 def rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns x as [N, F] in the given dtype, differentiably."""
     x = cast(x, dtype)
     return x if x.dim() == 2 else x.reshape(x.size(0), row_width(x))
-
-
-def flat(x: Tensor) -> Tensor:
-    """Returns x as [N, F], contiguous, as kernels read it."""
-    x = x.contiguous()
-    return x if x.dim() == 2 else x.view(x.size(0), row_width(x))
 
 
 def like(out: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:

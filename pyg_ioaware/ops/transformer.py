@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import attention, reference
 from pyg_ioaware.ops.attention import Attention, EdgeFeatures
@@ -16,13 +17,11 @@ from pyg_ioaware.ops.library import (
     allocate,
     cast,
     compute_dtype,
-    flat,
     is_batched,
     launch,
     nothing,
     partials,
     primitive,
-    row_width,
     sum_dtype,
     through,
 )
@@ -91,9 +90,9 @@ def _transformer(
     launch(
         "transformer",
         csr,
-        *(flat(out), edge_out, stats, scores),
+        *(out, edge_out, stats, scores),
         *parts,
-        *(flat(query), flat(key), flat(value)),
+        *(query.contiguous(), key.contiguous(), value.contiguous()),
         *_edge_operands(attr, edge_query),
         *(heads, scale, dropout, seed),
     )
@@ -161,8 +160,8 @@ def _transformer_target(
     seed: Tensor | None,
     needs_attr: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    (num_rows, width), sums = query.shape, sum_dtype(query.dtype)
-    grad_query, edge_width = allocate(query, num_rows, width), 0
+    num_rows, width, sums = query.size(0), row_width(query), sum_dtype(query.dtype)
+    grad_query, edge_width = allocate(query, *query.shape), 0
     grad_edge_query = grad_attr = None
     if edge_query is not None:
         edge_width = edge_query.size(1)
@@ -222,7 +221,7 @@ def _transformer_source(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
-    parts = partials(key, tiles, 2 * key.size(1))
+    parts = partials(key, tiles, 2 * row_width(key))
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (grad.contiguous(), query.contiguous(), terms, heads, scale)
     launch("transformer_source", csr, grad_value, grad_key, parts, *operands)
@@ -275,8 +274,8 @@ class Transformer(Function):
         if torch.is_grad_enabled() or is_batched(*grads):
             formed = partial(reference.transformer, options)
             return *through(formed, inputs, needs[:5], grads), None
-        (query, key, value), (attr, edge_query) = map(flat, inputs[:3]), inputs[3:]
-        grad = torch.zeros_like(query) if grad is None else flat(grad)
+        query, key, value, attr, edge_query = inputs
+        grad = torch.zeros_like(query) if grad is None else grad
         if edge_query is not None and grad_edge is None:
             grad_edge = torch.zeros_like(edge_query)
         grad_query, grad_edge_query, grad_attr, terms = _transformer_target(
@@ -293,9 +292,8 @@ class Transformer(Function):
                 *options.adj.by_source_in_place,
                 *(options.heads, options.factor),
             )
-            grad_key = grad_key.view(inputs[1].shape)
-            grad_value = None if grads[0] is None else grad_value.view(inputs[2].shape)
-        grad_query = grad_query.view(inputs[0].shape)
+        if grads[0] is None:
+            grad_value = None
         found = [grad_query, grad_key, grad_value, grad_attr, grad_edge_query]
         return *(g if need else None for g, need in zip(found, needs, strict=False)), None
 

@@ -29,6 +29,7 @@ import ctypes
 
 import torch
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cpu.attention import (
     BATCH,
     LANES,
@@ -378,7 +379,7 @@ def _run(csr, tensors, factor, heads, dim, num_loops, offset, dropout, seed, slo
     rowptr, idx, perm, tiles, split = csr
     reals = numbers(factor, keep_scale(dropout))
     out, rows = tensors["grad_query"], rowptr.shape[0] - 1
-    channels = out.shape[1] // heads if heads else 0
+    channels = row_width(out) // heads if heads else 0
     drop = seed is not None
     work = 4 * (idx.shape[0] + rows) * max(heads * channels, 1)
     chunks = min(slots // 2, work // (1 << 17) + 1)

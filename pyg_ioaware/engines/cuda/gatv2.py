@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cuda import attention
 from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
 from pyg_ioaware.engines.cuda.launch import (
@@ -109,11 +110,12 @@ def gatv2(
 ) -> None:
     """Attends to each row's sources by an MLP of both ends; signs are not written."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = out.shape
+    rows, width = out.size(0), row_width(out)
     if not rows or not heads:
         return
     if not width:
-        out, partial, x_l, x_r, att = one_channel(heads, out, partial, x_l, x_r, att)
+        out, partial, x_l, x_r = one_channel(heads, out, partial, x_l, x_r)
+        att = att.new_zeros(heads)
         attr = loop_attr = lin = None
         width = heads
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
@@ -167,7 +169,7 @@ def gatv2_target(
     Scores are formed again, so none are given.
     """
     rowptr, idx, perm, tiles, split = csr
-    rows, width = x_r.shape
+    rows, width = x_r.size(0), row_width(x_r)
     if not rows or not width:
         for written in (att_parts, lin_parts, grad_attr, grad_loop):
             if written is not None:
@@ -263,7 +265,7 @@ def gatv2_source(
 ) -> None:
     """Writes the gradient of the sources, and their part of that of the attention vectors."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = x_l.shape
+    rows, width = x_l.size(0), row_width(x_l)
     if not rows or not width:
         att_parts.zero_()
         return

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cuda import attention
 from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
 from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
@@ -78,7 +79,7 @@ def transformer(
 ) -> None:
     """Attends to each row's sources by dot products."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = out.shape
+    rows, width = out.size(0), row_width(out)
     dim = 0 if attr is None else attr.size(1)
     if not rows or not heads:
         return
@@ -134,7 +135,7 @@ def transformer_target(
 ) -> None:
     """Writes the gradients on the side of the targets, and what those of the sources need."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = query.shape
+    rows, width = query.size(0), row_width(query)
     dim = 0 if attr is None else attr.size(1)
     if not rows or not heads:
         return
@@ -189,7 +190,7 @@ def transformer_source(
 ) -> None:
     """Writes the gradients of keys and values."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = grad_key.shape
+    rows, width = grad_key.size(0), row_width(grad_key)
     if not rows or not width:
         return
     count, channels = tiles.size(0), width // heads
