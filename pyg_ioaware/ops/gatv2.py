@@ -190,7 +190,6 @@ def _gatv2_target(
     loops, dim = max(num_loops, 0), 0 if lin is None else lin.size(1)
     positions = idx.size(0) + loops
     grad_x_r = allocate(x_r, *x_r.shape)
-    delta = allocate(x_r, num_rows, heads, dtype=sums)
     parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
     terms = allocate(x_r, positions, 2, heads, dtype=sums)
     formed = None
@@ -208,7 +207,7 @@ def _gatv2_target(
     launch(
         "gatv2_target",
         csr,
-        *(grad_x_r, delta, terms, formed if signs is None else signs),
+        *(grad_x_r, terms, formed if signs is None else signs),
         *(att_parts, lin_parts, grad_attr, grad_loop, *parts, scores),
         *(grad.contiguous(), None if grad_weights is None else grad_weights.contiguous()),
         *(x_l.contiguous(), x_r.contiguous(), att, stats),

@@ -168,14 +168,13 @@ def _transformer_target(
         grad_edge_query = allocate(query, num_rows, edge_width)
     if attr is not None and needs_attr:
         grad_attr = allocate(query, idx.size(0), attr.size(1))
-    delta = allocate(query, num_rows, heads, dtype=sums)
     terms = allocate(query, idx.size(0), 2, heads, dtype=sums)
     parts = [partials(query, tiles, w, sums) for w in (width, edge_width, heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
     launch(
         "transformer_target",
         csr,
-        *(grad_query, grad_edge_query, delta, terms, grad_attr),
+        *(grad_query, grad_edge_query, terms, grad_attr),
         *parts,
         *(grad.contiguous(), *_edge_operands(grad_edge, grad_weights)),
         *(query.contiguous(), key.contiguous(), value.contiguous(), stats),

@@ -68,24 +68,25 @@ def merge(
 def settle(
     runtime: Runtime,
     csr: CSR,
-    delta: Tensor,
     partial_delta: Tensor,
     terms: Tensor,
     types: Macros,
     num_loops: int,
     keep: float | None,
-) -> None:
-    """Writes delta of split rows, and with it the terms of their edges.
+) -> Tensor:
+    """Returns delta of split rows, and writes with it the terms of their edges.
 
     ``keep`` is the factor of the weights that dropout keeps, None without dropout.
     """
+    count, heads = partial_delta.shape
+    delta = partial_delta.new_empty(csr.rowptr.numel() - 1, heads)
     merge_sums(runtime, csr, partial_delta, delta)
-    count, heads = csr.tiles.size(0), delta.size(1)
     plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
     macros = specialise(types, plan, LOOPS=num_loops >= 0, DROPOUT=keep is not None)
     sizes = (csr.rowptr.numel() - 1, count, csr.split, num_loops, heads)
     tables = (csr.rowptr, csr.tiles, delta, terms)
     _SETTLE(runtime, macros, (count, 1), THREADS, *tables, *sizes, 1.0 if keep is None else keep)
+    return delta
 
 
 def merge_target(

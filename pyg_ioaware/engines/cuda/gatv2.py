@@ -138,7 +138,6 @@ def gatv2_target(
     runtime: Runtime,
     csr: CSR,
     grad_x_r: Tensor,
-    delta: Tensor,
     terms: Tensor,
     signs: Tensor,
     att_parts: Tensor,
@@ -195,7 +194,7 @@ def gatv2_target(
     _TARGET(runtime, macros, grid, THREADS, *graph, *read, *outs, *values)
     if count:
         keep = None if seed is None else drop[1]
-        attention.settle(runtime, csr, delta, partial_delta, terms, types, num_loops, keep)
+        delta = attention.settle(runtime, csr, partial_delta, terms, types, num_loops, keep)
         sums = (partial, mass, centre, delta)
         attention.merge_target(runtime, csr, *sums, att, grad_x_r, 1 - slope)
         rest = (tiles, x_r, partial, slots[blocks:], count, *shape)

@@ -113,7 +113,6 @@ def transformer_target(
     csr: CSR,
     grad_query: Tensor,
     grad_edge_query: Tensor | None,
-    delta: Tensor,
     terms: Tensor,
     grad_attr: Tensor | None,
     partial: Tensor,
@@ -162,7 +161,7 @@ def transformer_target(
     _TARGET(runtime, macros, grid, THREADS, *graph, *tables, *written, *parts, *values)
     if count:
         keep = None if seed is None else drop[1]
-        attention.settle(runtime, csr, delta, partial_delta, terms, types, -1, keep)
+        delta = attention.settle(runtime, csr, partial_delta, terms, types, -1, keep)
         merged = [(partial, mass, grad_query), (partial_edge, edge_mass, grad_edge_query)]
         for row_sums, masses, grad_row in merged[: 2 if dim else 1]:
             assert grad_row is not None
