@@ -259,7 +259,7 @@ class Transformer(Function):
         needs = ctx.needs_input_grad
         if weights is not None and not any((*needs[:2], *needs[3:5])):
             ctx.mark_non_differentiable(weights)
-        return out, edge_out, weights
+        return out, None if edge_query is None else edge_out, weights
 
     @staticmethod
     def backward(
