@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,6 +82,11 @@ class Engine(Protocol):
 
     def build(self, name: str, *args: Any) -> Any:
         """What a function of ``graph.build`` returns; NotImplemented to leave it to PyTorch."""
+
+
+def row_width(x: torch.Tensor) -> int:
+    """Returns how many numbers each row holds, whatever its dimensions."""
+    return math.prod(x.shape[1:])
 
 
 # By device: GPUs of one machine may differ. A text says why there is none.

@@ -69,8 +69,8 @@ def rows_of(edges: Tensor) -> tuple[Identity, Identity] | None:
     if whole is None:
         return None
     storage, (place, offset, shape, stride, *kind), version = whole
-    first = (place, offset, shape[1:], stride[1:], *kind)
-    second = (place, offset + stride[0], shape[1:], stride[1:], *kind)
+    row = (shape[1:], stride[1:], *kind)
+    first, second = (place, offset, *row), (place, offset + stride[0], *row)
     return Identity(storage, first, version), Identity(storage, second, version)
 
 

@@ -81,7 +81,14 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
         kwargs (dict): Keyword arguments.
     """
     values = [*args, *kwargs.values()]
-    anchors = [t for v in values if isinstance(v, _GRAPHS) for t in _tensors(v)]
+    anchors: list[Tensor] = []
+    tokens: list[Hashable] = []
+    for value in values:
+        if isinstance(value, _GRAPHS):
+            anchors += _tensors(value)
+            tokens.append(_token(value))
+        else:
+            tokens.append((type(value), value))
     # Inside another memoised function there is nothing to keep: that one's results are kept.
     if (
         _inside.get()
@@ -90,7 +97,7 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
         or support.mode_reasons(*anchors)
     ):
         return stock(*args, **kwargs)
-    what: Hashable = (name, len(args), *kwargs, *map(_token, values))
+    what: Hashable = (name, len(args), *kwargs, *tokens)
     try:
         hash(what)
     except TypeError:  # an option that has no value of its own, such as a list
@@ -185,9 +192,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _token(value: Any) -> Hashable:
-    if not isinstance(value, _GRAPHS):
-        hashable: Hashable = (type(value), value)
-        return hashable
+    """Returns what tells a graph from others with the same tensors."""
     if isinstance(value, SparseTensor):
         return ("SparseTensor", tuple(value.sizes()))
     if isinstance(value, EdgeIndex):

@@ -137,6 +137,9 @@ def _from_edges(
     require(
         support.edges_reasons(edge_index, (num_src, num_dst) if forwards else (num_dst, num_src))
     )
+    if type(edge_index) is Tensor:
+        require(support.index_reasons(edge_index, sources, 2))
+        return CACHE.edges(edge_index, forwards, num_src, num_dst)
     i, j = (1, 0) if forwards else (0, 1)
     src, dst = edge_index[j], edge_index[i]
     require(support.index_reasons(src, sources))

@@ -95,7 +95,7 @@ class _View(View):
         require(support.saving_reasons(x_l, x_r, att, *(edges or ())))
         RECORD.fused(type(conv).__name__)
         return ops.gatv2(
-            *(x_l, x_r, att.squeeze(0), adj, slope, dropout),
+            *(x_l, x_r, att, adj, slope, dropout),
             *(self._num_loops, edges, self._with_weights),
         )
 

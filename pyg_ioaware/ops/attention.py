@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyg_ioaware import philox
 from pyg_ioaware.graph.csr import Adjacency
+from pyg_ioaware.ops.library import cast
 
 
 class EdgeFeatures(NamedTuple):
@@ -164,5 +165,5 @@ def edge_operands(
     """Returns the parts of edge features in a dtype, differentiably."""
     if edges is None:
         return None, None, None
-    loop_attr = None if edges.loop_attr is None else edges.loop_attr.to(dtype)
-    return edges.attr.to(dtype), loop_attr, edges.weight.to(dtype)
+    loop_attr = None if edges.loop_attr is None else cast(edges.loop_attr, dtype)
+    return cast(edges.attr, dtype), loop_attr, cast(edges.weight, dtype)

@@ -7,19 +7,22 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import attention, reference
 from pyg_ioaware.ops.attention import Attention, EdgeFeatures
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
     allocate,
+    cast,
     compute_dtype,
     gathers,
     is_batched,
     keeps_scores,
     launch,
+    nothing,
+    partials,
     primitive,
-    rows,
     sum_dtype,
     through,
 )
@@ -49,12 +52,18 @@ def _fake(
     with_signs: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     positions, sums = idx.size(0) + max(num_loops, 0), sum_dtype(x_r.dtype)
+    signs = positions, sign_bytes(x_r, heads)
     return (
         torch.empty_like(x_r, memory_format=torch.contiguous_format),
         x_r.new_empty(x_r.size(0), 2 * heads, dtype=sums),
-        x_r.new_empty(positions if with_scores else 0, heads, dtype=sums),
-        x_r.new_empty(positions if with_signs else 0, sign_bytes(x_r, heads), dtype=torch.uint8),
+        x_r.new_empty(positions, heads, dtype=sums) if with_scores else nothing(x_l),
+        x_r.new_empty(*signs, dtype=torch.uint8) if with_signs else nothing(x_l),
     )
+
+
+def sign_bytes(x: Tensor, heads: int) -> int:
+    """Returns the bytes that hold one bit for each channel of an edge, each head padded."""
+    return heads * ((row_width(x) // max(heads, 1) + 7) // 8)
 
 
 @primitive(
@@ -81,20 +90,21 @@ def _gatv2(
     seed: Tensor | None,
     with_scores: bool,
     with_signs: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num_rows, width = x_r.shape
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    num_rows, width, sums = x_r.size(0), row_width(x_r), sum_dtype(x_r.dtype)
     positions = idx.size(0) + max(num_loops, 0)
-    out, sums = allocate(x_r, num_rows, width), sum_dtype(x_r.dtype)
+    out = allocate(x_r, *x_r.shape)
     stats = allocate(x_r, num_rows, 2 * heads, dtype=sums)
-    scores = allocate(x_r, positions if with_scores else 0, heads, dtype=sums)
-    signs = allocate(x_r, positions if with_signs else 0, sign_bytes(x_r, heads), dtype=torch.uint8)
-    parts = [allocate(x_r, tiles.size(0), w, dtype=sums) for w in (width, 2 * heads)]
+    scores = allocate(x_r, positions, heads, dtype=sums) if with_scores else None
+    signs = None
+    if with_signs:
+        signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
+    parts = [partials(x_r, tiles, w, sums) for w in (width, 2 * heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (x_l.contiguous(), x_r.contiguous(), att.contiguous())
     edges = _edge_operands(attr, loop_attr, lin)
-    kept = (scores if with_scores else None, signs if with_signs else None)
     options = (heads, num_loops, slope, dropout, seed)
-    launch("gatv2", csr, out, stats, *kept, *parts, *operands, *edges, *options)
+    launch("gatv2", csr, out, stats, scores, signs, *parts, *operands, *edges, *options)
     return out, stats, scores, signs
 
 
@@ -132,23 +142,18 @@ def _fake_target(
     scores: Tensor | None,
     signs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    positions, loops = idx.size(0) + max(num_loops, 0), max(num_loops, 0)
-    dim = 0 if lin is None else lin.size(1)
-    kept = dim if needs_attr else 0
+    loops, width = max(num_loops, 0), row_width(x_r)
+    positions, dim = idx.size(0) + loops, 0 if lin is None else lin.size(1)
+    formed = positions, sign_bytes(x_r, heads)
     return (
         torch.empty_like(x_r, memory_format=torch.contiguous_format),
-        x_r.new_empty(x_r.size(1)),
-        x_r.new_empty(x_r.size(1), dim),
-        x_r.new_empty(idx.size(0), kept),
-        x_r.new_empty(loops, kept),
+        x_r.new_empty(1, width, dtype=torch.float64),
+        nothing(grad) if lin is None else x_r.new_empty(width, dim),
+        x_r.new_empty(idx.size(0), dim) if needs_attr else nothing(grad),
+        x_r.new_empty(loops, dim) if needs_attr else nothing(grad),
         x_r.new_empty(positions, 2, heads, dtype=sum_dtype(x_r.dtype)),
-        x_r.new_empty(positions if signs is None else 0, sign_bytes(x_r, heads), dtype=torch.uint8),
+        x_r.new_empty(*formed, dtype=torch.uint8) if signs is None else nothing(grad),
     )
-
-
-def sign_bytes(x: Tensor, heads: int) -> int:
-    """Returns the bytes that hold one bit for each channel of an edge, each head padded."""
-    return heads * ((x.size(1) // max(heads, 1) + 7) // 8)
 
 
 @primitive(
@@ -180,53 +185,53 @@ def _gatv2_target(
     needs_attr: bool,
     scores: Tensor | None,
     signs: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    num_rows, width = x_r.shape
-    loops = max(num_loops, 0)
+) -> tuple[Tensor | None, ...]:
+    num_rows, width, sums = x_r.size(0), row_width(x_r), sum_dtype(x_r.dtype)
+    loops, dim = max(num_loops, 0), 0 if lin is None else lin.size(1)
     positions = idx.size(0) + loops
-    dim = 0 if lin is None else lin.size(1)
-    grad_x_r, sums = allocate(x_r, num_rows, width), sum_dtype(x_r.dtype)
-    delta = allocate(x_r, num_rows, heads, dtype=sums)
-    parts = [allocate(x_r, tiles.size(0), w, dtype=sums) for w in (width, heads)]
+    grad_x_r = allocate(x_r, *x_r.shape)
+    parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
     terms = allocate(x_r, positions, 2, heads, dtype=sums)
-    formed = allocate(
-        x_r, positions if signs is None else 0, sign_bytes(x_r, heads), dtype=torch.uint8
-    )
-    kept = dim if needs_attr else 0
-    grad_attr, grad_loop = allocate(x_r, idx.size(0), kept), allocate(x_r, loops, kept)
-    count = slots(x_r, idx.size(0) + num_rows, dim)
-    att_parts = torch.zeros(count, width, dtype=torch.float64, device=x_r.device)
-    lin_parts = torch.zeros(count, dim, width, dtype=torch.float64, device=x_r.device)
+    formed = None
+    if signs is None:
+        formed = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
+    grad_attr = grad_loop = grad_lin = lin_parts = scaled = None
     if needs_attr:  # edges that are skipped have none
-        grad_attr.zero_()
+        grad_attr, grad_loop = allocate(x_r, idx.size(0), dim).zero_(), allocate(x_r, loops, dim)
+    count, att = slots(x_r, idx.size(0) + num_rows, dim), att.contiguous()
+    att_parts = _parameter_sums(x_r, count, width)
+    if lin is not None:
+        lin_parts = _parameter_sums(x_r, count, dim, width)
+        scaled = (lin * att.view(-1, 1)).contiguous()
     csr = CSR(rowptr, idx, perm, tiles, split)
-    operands = (x_l.contiguous(), x_r.contiguous(), att.contiguous(), stats)
-    edges = _edge_operands(attr, loop_attr, lin)
-    scaled = None if lin is None else (lin * att.view(-1, 1)).contiguous()
-    written = (grad_x_r, delta, terms, formed if signs is None else signs, att_parts, lin_parts)
-    written_edges = (grad_attr, grad_loop) if needs_attr else (None, None)
-    grad_weights = None if grad_weights is None else grad_weights.contiguous()
     launch(
         "gatv2_target",
         csr,
-        *written,
-        *written_edges,
-        *parts,
-        scores,
-        grad.contiguous(),
-        grad_weights,
-        *operands,
-        *edges,
-        scaled,
+        *(grad_x_r, terms, formed if signs is None else signs),
+        *(att_parts, lin_parts, grad_attr, grad_loop, *parts, scores),
+        *(grad.contiguous(), None if grad_weights is None else grad_weights.contiguous()),
+        *(x_l.contiguous(), x_r.contiguous(), att, stats),
+        *(*_edge_operands(attr, loop_attr, lin), scaled),
         *(heads, num_loops, slope, dropout, seed),
     )
-    # The kernel leaves the attention vector out, so that it may be zero.
-    raw = lin_parts.sum(0).t().to(att.dtype)
-    grad_att = att_parts.sum(0).to(att.dtype)
-    if lin is not None:
+    grad_att = _total(att_parts)
+    if lin is not None and lin_parts is not None:
+        # The kernel leaves the attention vector out, so that it may be zero.
+        raw = _total(lin_parts)[0].t()
         grad_att = grad_att + (lin * raw).sum(1)
-    grad_lin = (raw * att.view(-1, 1)).contiguous()
+        grad_lin = (raw * att.view(-1, 1)).to(att.dtype).contiguous()
     return grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, formed
+
+
+def _parameter_sums(x: Tensor, count: int, *shape: int) -> Tensor:
+    """Returns memory for partial sums, set to zero where the engine adds to them."""
+    make = torch.empty if gathers(x.device) else torch.zeros
+    return make(count, *shape, dtype=torch.float64, device=x.device)
+
+
+def _total(sums: Tensor) -> Tensor:
+    """Returns one row, the sum of all."""
+    return sums if sums.size(0) == 1 else sums.sum(0, keepdim=True)
 
 
 def slots(x: Tensor, work: int, dim: int = 0) -> int:
@@ -242,7 +247,7 @@ def slots(x: Tensor, work: int, dim: int = 0) -> int:
     """
     if gathers(x.device):  # which has partial sums of its own
         return 1
-    count = 128 if work * x.size(1) > 2**17 else 8
+    count = 128 if work * row_width(x) > 2**17 else 8
     return count if dim == 0 else max(2, min(count, work // (2 * dim) * 2))
 
 
@@ -262,7 +267,7 @@ def _fake_source(
     slope: float,
 ) -> tuple[Tensor, Tensor]:
     grad_x_l = torch.empty_like(x_l, memory_format=torch.contiguous_format)
-    return grad_x_l, x_l.new_empty(x_l.size(1))
+    return grad_x_l, x_l.new_empty(1, row_width(x_l), dtype=torch.float64)
 
 
 @primitive(
@@ -285,18 +290,17 @@ def _gatv2_source(
     num_loops: int,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    num_rows, width = x_l.shape
-    grad_x_l = allocate(x_l, num_rows, width)
-    dtype = sum_dtype(x_l.dtype)
-    parts = allocate(x_l, 2, tiles.size(0), width, dtype=dtype)
+    num_rows, width, dtype = x_l.size(0), row_width(x_l), sum_dtype(x_l.dtype)
+    grad_x_l = allocate(x_l, *x_l.shape)
+    parts = partials(x_l, tiles, 2 * width, dtype)
     count = slots(x_l, idx.size(0) + num_rows)
-    att_parts = torch.zeros(count, width, dtype=torch.float64, device=x_l.device)
-    sums = allocate(x_l, count, width, dtype=dtype)
+    att_parts = _parameter_sums(x_l, count, width)
+    sums = None if gathers(x_l.device) else allocate(x_l, count, width, dtype=dtype)
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (grad.contiguous(), x_l.contiguous(), att.contiguous(), terms, signs)
     written = (grad_x_l, att_parts, sums, parts)
     launch("gatv2_source", csr, *written, *operands, heads, num_loops, slope)
-    return grad_x_l, att_parts.sum(0).to(att.dtype)
+    return grad_x_l, _total(att_parts)
 
 
 class GATv2(Function):
@@ -317,7 +321,7 @@ class GATv2(Function):
         ctx.set_materialize_grads(False)
         keeps = options.keeps and any(ctx.needs_input_grad)
         out, stats, scores, signs = _gatv2(
-            *(x_l, x_r, att),
+            *(x_l, x_r, _vector(att)),
             *options.adj.by_target,
             *(attr, loop_attr, lin),
             *_options(options),
@@ -344,9 +348,9 @@ class GATv2(Function):
             found = through(formed, inputs, needs[:6], (grad, grad_weights))
             return *found, None
         x_l, x_r, att, attr, loop_attr, lin = inputs
-        grad = torch.zeros_like(x_r) if grad is None else grad
+        grad, vector = torch.zeros_like(x_r) if grad is None else grad, _vector(att)
         grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, formed = _gatv2_target(
-            *(grad, grad_weights, x_l, x_r, att, stats),
+            *(grad, grad_weights, x_l, x_r, vector, stats),
             *options.adj.by_target,
             *(attr, loop_attr, lin),
             *_options(options),
@@ -355,13 +359,18 @@ class GATv2(Function):
         grad_x_l = None
         if needs[0] or needs[2]:
             grad_x_l, more = _gatv2_source(
-                *(grad, x_l, att, terms, formed if signs is None else signs),
+                *(grad, x_l, vector, terms, formed if signs is None else signs),
                 *options.adj.by_source_in_place,
                 *(options.heads, options.num_loops, options.factor),
             )
             grad_att = grad_att + more
+        grad_att = grad_att.to(att.dtype).view(att.shape)
         found = [grad_x_l, grad_x_r, grad_att, grad_attr, grad_loop, grad_lin]
         return *(g if need else None for g, need in zip(found, needs, strict=False)), None
+
+
+def _vector(att: Tensor) -> Tensor:
+    return att.contiguous().view(-1)
 
 
 def _options(options: Attention) -> tuple[int, int, float, float, Tensor | None]:
@@ -394,7 +403,8 @@ def gatv2(
     Args:
         x_l (torch.Tensor): Source rows of shape :obj:`[num_src, H, C]`.
         x_r (torch.Tensor): Target rows of shape :obj:`[num_dst, H, C]`.
-        att (torch.Tensor): The attention vectors, of shape :obj:`[H, C]`.
+        att (torch.Tensor): The attention vectors, of shape :obj:`[H, C]`, or :obj:`[1, H, C]` as
+            PyG holds them.
         adj (Adjacency): The structure.
         negative_slope (float, optional): The slope of the LeakyReLU below zero.
             (default: :obj:`0.2`)
@@ -414,7 +424,7 @@ def gatv2(
         ValueError: If the operands do not fit the structure.
     """
     attention.check("gatv2", adj, [x_l], x_r, edges, num_loops, dropout)
-    if att.shape != x_r.shape[1:]:
+    if att.shape[att.dim() == 3 and att.size(0) == 1 :] != x_r.shape[1:]:
         raise ValueError(
             f"'gatv2' expects attention vectors of shape {list(x_r.shape[1:])} "
             f"(got shape {list(att.shape)})"
@@ -431,13 +441,13 @@ def gatv2(
         keeps=edges is not None and keeps_scores(x_l.device),
     )
     out, weights = GATv2.apply(  # type: ignore[no-untyped-call]
-        rows(x_l, work),
-        rows(x_r, work),
-        att.to(work).reshape(-1),
+        cast(x_l, work),
+        cast(x_r, work),
+        cast(att, work),
         *attention.edge_operands(edges, work),
         options,
     )
-    out = out.view(x_r.shape).to(dtype)
+    out = cast(out, dtype)
     if weights is not None:
         weights = weights.index_select(0, options.order()).to(score_dtype)
     return out, weights

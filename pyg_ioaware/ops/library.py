@@ -1,7 +1,6 @@
 """The dispatcher's view of the primitives, and what all of them share."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware import engines
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.graph.csr import CSR
 
 LIBRARY = torch.library.Library("pyg_ioaware", "DEF")
@@ -24,6 +24,9 @@ def primitive(
 ) -> Callable[[Callable[..., Any]], Any]:
     r"""Registers a function as the kernel of a primitive.
 
+    An output that is not asked for is :obj:`None`; the dispatcher, which cannot pass that on, has
+    :meth:`nothing` in its place.
+
     Args:
         schema (str): The primitive's schema; it may only write tensors that it returns.
         fake (callable): The same function on tensors without data.
@@ -33,9 +36,15 @@ def primitive(
     name = schema.split("(", 1)[0]
 
     def register(fn: Callable[..., Any]) -> Any:
+        def filled(*args: Any) -> Any:
+            out = fn(*args)
+            if not isinstance(out, tuple):
+                return out
+            return tuple(nothing(args[0]) if t is None else t for t in out)
+
         LIBRARY.define(schema)
         for device in devices:
-            LIBRARY.impl(name, fn, device)
+            LIBRARY.impl(name, filled, device)
         torch.library.register_fake(f"pyg_ioaware::{name}", fake, lib=LIBRARY)
         op = getattr(torch.ops.pyg_ioaware, name).default
 
@@ -68,14 +77,14 @@ def is_recorded(*operands: Tensor | None) -> bool:
 
 def is_plain(*values: Any) -> bool:
     """Tells whether arguments are no tensors, or have memory on a device with an engine."""
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    is_batched = torch._C._functorch.is_legacy_batchedtensor
     for value in values:
-        if type(value) in _PLAIN:
-            continue
-        if type(value) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value):
-            return False
-        if not (value.is_cpu or value.is_cuda):
-            return False
-        if torch._C._functorch.is_legacy_batchedtensor(value):
+        kind = type(value)
+        if kind is Tensor:
+            if not (value.is_cpu or value.is_cuda) or is_wrapped(value) or is_batched(value):
+                return False
+        elif kind not in _PLAIN:
             return False
     return True
 
@@ -95,6 +104,11 @@ def allocate(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Ten
     if engine is None:
         return like.new_empty(shape, dtype=dtype)
     return engine.empty(shape, dtype, like.device)
+
+
+def nothing(like: Tensor) -> Tensor:
+    """Returns an empty tensor, for an output that was not asked for."""
+    return like.new_empty(0)
 
 
 def partials(like: Tensor, tiles: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -162,26 +176,29 @@ def check(x: Tensor, num_rows: int, weight: Tensor | None, num_edges: int, name:
         )
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns x in the given dtype, differentiably."""
+    return x if x.dtype is dtype else x.to(dtype)
+
+
 def rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns x as [N, F] in the given dtype, differentiably."""
-    if x.dtype is dtype and x.dim() == 2:
-        return x
-    return x.to(dtype).reshape(x.size(0), math.prod(x.shape[1:]))
+    x = cast(x, dtype)
+    return x if x.dim() == 2 else x.reshape(x.size(0), row_width(x))
 
 
 def like(out: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns rows in the shape that x has behind its first dimension, and in the given dtype."""
     if x.dim() != 2:
         out = out.view(out.size(0), *x.shape[1:])
-    return out if out.dtype is dtype else out.to(dtype)
+    return cast(out, dtype)
 
 
 def per_head(weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Returns weights as [E, H] in the given dtype, differentiably."""
     if weight is None:
         return None
-    if weight.dtype is not dtype:
-        weight = weight.to(dtype)
+    weight = cast(weight, dtype)
     return weight.unsqueeze(1) if weight.dim() == 1 else weight
 
 

@@ -20,6 +20,7 @@ from pyg_ioaware.ops.library import (
     is_recorded,
     launch,
     like,
+    nothing,
     partials,
     per_head,
     primitive,
@@ -46,10 +47,11 @@ def _fake(
 ) -> tuple[Tensor, Tensor, Tensor]:
     num_rows, width = rowptr.size(0) - 1, x.size(1)
     out = x.new_empty(num_rows, width)
-    kept = 0 if ties is None else num_rows
-    arg = x.new_empty(kept, width, dtype=_arg_dtype(x.device, longest))
-    flags = 0 if gathers(x.device) else kept
-    return out, arg, x.new_empty(flags, dtype=torch.uint8)
+    if ties is None:
+        return out, nothing(x), nothing(x)
+    arg = x.new_empty(num_rows, width, dtype=_arg_dtype(x.device, longest))
+    tied = nothing(x) if gathers(x.device) else x.new_empty(num_rows, dtype=torch.uint8)
+    return out, arg, tied
 
 
 @primitive(
@@ -68,20 +70,16 @@ def _reduce(
     weight: Tensor | None,
     is_max: bool,
     ties: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     csr = CSR(rowptr, idx, perm, tiles, split)
     num_rows, width = rowptr.size(0) - 1, x.size(1)
-    kept, marks = 0 if ties is None else num_rows, gathers(x.device)
-    out = allocate(x, num_rows, width)
-    partial = partials(x, tiles, width)
-    arg = allocate(x, kept, width, dtype=_arg_dtype(x.device, longest))
-    tied = allocate(x, 0 if marks else kept, dtype=torch.uint8)
-    partial_arg = partials(x, tiles, width, torch.int32)
-    kept_in = (arg,) if marks else (arg, tied)
-    written = kept_in if ties is not None else (None,) * len(kept_in)
+    out, arg, tied = allocate(x, num_rows, width), None, None
+    if ties is not None:
+        arg = allocate(x, num_rows, width, dtype=_arg_dtype(x.device, longest))
+        tied = None if gathers(x.device) else allocate(x, num_rows, dtype=torch.uint8)
     weight = None if weight is None else weight.contiguous()
-    read = (x.contiguous(), weight, partial, partial_arg, is_max)
-    launch("reduce", csr, out, *written, *read, *((ties or 0,) if marks else ()))
+    tiled = partials(x, tiles, width), partials(x, tiles, width, torch.int32)
+    launch("reduce", csr, out, arg, tied, x.contiguous(), weight, *tiled, is_max, ties or 0)
     return out, arg, tied
 
 

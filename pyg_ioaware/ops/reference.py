@@ -81,6 +81,8 @@ def gatv2(
     lin: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Attends by an MLP of both ends; see pyg_ioaware.ops.gatv2.GATv2."""
+    shape = x_r.shape
+    x_l, x_r, att = x_l.flatten(1), x_r.flatten(1), att.flatten()
     used = options.used()
     src, dst = (end[used] for end in options.ends())
     value = x_l.index_select(0, src)
@@ -96,7 +98,7 @@ def gatv2(
     weights = weights if mask is None else weights * mask[used]
     out = _weighted_sum(value, weights, dst, x_r.size(0))
     placed = weights.new_zeros(options.num_positions, options.heads)
-    return out, placed.index_copy(0, used, weights)
+    return out.view(shape), placed.index_copy(0, used, weights)
 
 
 def transformer(
@@ -108,7 +110,8 @@ def transformer(
     edge_query: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Attends by dot products of both ends; see pyg_ioaware.ops.transformer.Transformer."""
-    src, dst = options.ends()
+    shape, (src, dst) = query.shape, options.ends()
+    query, key, value = query.flatten(1), key.flatten(1), value.flatten(1)
     heads, num_rows = options.heads, query.size(0)
     product = query.index_select(0, dst) * key.index_select(0, src)
     scores = _per_head(product, heads).sum(-1)
@@ -123,7 +126,7 @@ def transformer(
     edge_out = None
     if attr is not None and edge_query is not None:
         edge_out = _weighted_sum(attr, kept, dst, num_rows)
-    return out, edge_out, weights
+    return out.view(shape), edge_out, weights
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:

@@ -8,17 +8,20 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import attention, reference
 from pyg_ioaware.ops.attention import Attention, EdgeFeatures
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
     allocate,
+    cast,
     compute_dtype,
     is_batched,
     launch,
+    nothing,
+    partials,
     primitive,
-    rows,
     sum_dtype,
     through,
 )
@@ -47,9 +50,9 @@ def _fake(
     num_rows, sums = query.size(0), sum_dtype(query.dtype)
     return (
         torch.empty_like(query, memory_format=torch.contiguous_format),
-        query.new_empty(num_rows, 0 if edge_query is None else edge_query.size(1)),
+        nothing(query) if edge_query is None else query.new_empty(num_rows, edge_query.size(1)),
         query.new_empty(num_rows, 2 * heads, dtype=sums),
-        query.new_empty(idx.size(0) if with_scores else 0, heads, dtype=sums),
+        query.new_empty(idx.size(0), heads, dtype=sums) if with_scores else nothing(query),
     )
 
 
@@ -74,20 +77,20 @@ def _transformer(
     dropout: float,
     seed: Tensor | None,
     with_scores: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num_rows, width = query.shape
-    edge_width = 0 if edge_query is None else edge_query.size(1)
-    out, edge_out = allocate(query, num_rows, width), allocate(query, num_rows, edge_width)
-    sums = sum_dtype(query.dtype)
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    num_rows, width, sums = query.size(0), row_width(query), sum_dtype(query.dtype)
+    out, edge_out, edge_width = allocate(query, *query.shape), None, 0
+    if edge_query is not None:
+        edge_width = edge_query.size(1)
+        edge_out = allocate(query, num_rows, edge_width)
     stats = allocate(query, num_rows, 2 * heads, dtype=sums)
-    scores = allocate(query, idx.size(0) if with_scores else 0, heads, dtype=sums)
-    widths = width, edge_width, 2 * heads
-    parts = [allocate(query, tiles.size(0), w, dtype=sums) for w in widths]
+    scores = allocate(query, idx.size(0), heads, dtype=sums) if with_scores else None
+    parts = [partials(query, tiles, w, sums) for w in (width, edge_width, 2 * heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
     launch(
         "transformer",
         csr,
-        *(out, edge_out, stats, scores if with_scores else None),
+        *(out, edge_out, stats, scores),
         *parts,
         *(query.contiguous(), key.contiguous(), value.contiguous()),
         *_edge_operands(attr, edge_query),
@@ -121,11 +124,11 @@ def _fake_target(
     seed: Tensor | None,
     needs_attr: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dim = 0 if attr is None or not needs_attr else attr.size(1)
+    dim = attr.size(1) if attr is not None and needs_attr else None
     return (
         torch.empty_like(query, memory_format=torch.contiguous_format),
-        query.new_empty(query.size(0), 0 if edge_query is None else edge_query.size(1)),
-        query.new_empty(idx.size(0), dim),
+        nothing(grad) if edge_query is None else torch.empty_like(edge_query),
+        nothing(grad) if dim is None else query.new_empty(idx.size(0), dim),
         query.new_empty(idx.size(0), 2, heads, dtype=sum_dtype(query.dtype)),
     )
 
@@ -156,24 +159,22 @@ def _transformer_target(
     dropout: float,
     seed: Tensor | None,
     needs_attr: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    num_rows, width = query.shape
-    edge_width = 0 if edge_query is None else edge_query.size(1)
-    grad_query = allocate(query, num_rows, width)
-    grad_edge_query = allocate(query, num_rows, edge_width)
-    sums = sum_dtype(query.dtype)
-    delta = allocate(query, num_rows, heads, dtype=sums)
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    num_rows, width, sums = query.size(0), row_width(query), sum_dtype(query.dtype)
+    grad_query, edge_width = allocate(query, *query.shape), 0
+    grad_edge_query = grad_attr = None
+    if edge_query is not None:
+        edge_width = edge_query.size(1)
+        grad_edge_query = allocate(query, num_rows, edge_width)
+    if attr is not None and needs_attr:
+        grad_attr = allocate(query, idx.size(0), attr.size(1))
     terms = allocate(query, idx.size(0), 2, heads, dtype=sums)
-    dim = 0 if attr is None or not needs_attr else attr.size(1)
-    grad_attr = allocate(query, idx.size(0), dim)
-    widths = width, edge_width, heads
-    parts = [allocate(query, tiles.size(0), w, dtype=sums) for w in widths]
+    parts = [partials(query, tiles, w, sums) for w in (width, edge_width, heads)]
     csr = CSR(rowptr, idx, perm, tiles, split)
     launch(
         "transformer_target",
         csr,
-        *(grad_query, grad_edge_query, delta, terms),
-        grad_attr if dim else None,
+        *(grad_query, grad_edge_query, terms, grad_attr),
         *parts,
         *(grad.contiguous(), *_edge_operands(grad_edge, grad_weights)),
         *(query.contiguous(), key.contiguous(), value.contiguous(), stats),
@@ -219,7 +220,7 @@ def _transformer_source(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
-    parts = allocate(key, 2, tiles.size(0), key.size(1), dtype=sum_dtype(key.dtype))
+    parts = partials(key, tiles, 2 * row_width(key))
     csr = CSR(rowptr, idx, perm, tiles, split)
     operands = (grad.contiguous(), query.contiguous(), terms, heads, scale)
     launch("transformer_source", csr, grad_value, grad_key, parts, *operands)
@@ -357,17 +358,16 @@ def transformer(
     asked = None
     if lin is not None:
         lin = lin.view(heads, channels, lin.size(1))
-        asked = _Mapped.apply(query.to(work), lin).flatten(1)  # type: ignore[no-untyped-call]
+        asked = _Mapped.apply(cast(query, work), lin).flatten(1)  # type: ignore[no-untyped-call]
     out, summed, weights = Transformer.apply(  # type: ignore[no-untyped-call]
-        rows(query, work), rows(key, work), rows(value, work), attr, asked, options
+        cast(query, work), cast(key, work), cast(value, work), attr, asked, options
     )
-    out = out.view(query.shape)
     if lin is not None:
         summed = summed.view(-1, heads, lin.size(2))
         out = out + _Mapped.apply(summed, lin.mT)  # type: ignore[no-untyped-call]
     if weights is not None:
         weights = weights.index_select(0, options.order()).to(score_dtype)
-    return out.to(dtype), weights
+    return cast(out, dtype), weights
 
 
 def _exponential(dtype: torch.dtype, device: torch.device) -> torch.dtype:

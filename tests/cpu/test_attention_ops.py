@@ -1,5 +1,6 @@
 """The attention operations against plain PyTorch: values, gradients of any order, dropout."""
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -561,6 +562,46 @@ def test_opcheck(name: str, case: str, graph: str) -> None:
     without_loops = Graph(g.edge_index[:, source != target], g.num_src, g.num_dst)
     arguments = primitive_arguments(name, without_loops, CASES[case])
     torch.library.opcheck(getattr(torch.ops.pyg_ioaware, name).default, arguments)
+
+
+@pytest.mark.parametrize("case", ["plain", "all"])
+@pytest.mark.parametrize("op", OPS)
+def test_who_listens_sees_the_primitives_and_changes_nothing(op: str, case: str) -> None:
+    g, found = GRAPHS["unsorted"], []
+    given = operands(op, g, CASES[case])
+    for listens in (False, True):
+        torch.manual_seed(0)
+        with torch.profiler.profile() if listens else contextlib.nullcontext() as seen:
+            out, weights = by_ops(op, g, CASES[case])(*given)
+            total = out.square().sum() + (0 if weights is None else weights.sum())
+            found.append([out, *torch.autograd.grad(total, given)])
+        if seen is not None:
+            names = {event.name for event in seen.events()}
+            assert {f"pyg_ioaware::{op}{part}" for part in ("", "_target", "_source")} <= names
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_parameter_may_be_an_operand(op: str) -> None:
+    g = GRAPHS["unsorted"]
+    given = operands(op, g, CASES["plain"])
+    results = []
+    for make in (torch.Tensor.clone, torch.nn.Parameter):
+        rows = [make(t.detach()).requires_grad_() for t in given]
+        out = by_ops(op, g, CASES["plain"])(*rows)[0]
+        results.append([out, *torch.autograd.grad(out.square().sum(), rows)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_attention_vectors_as_pyg_holds_them() -> None:
+    g, case = GRAPHS["unsorted"], CASES["plain"]
+    x_l, x_r, att = operands("gatv2", g, case)
+    results = []
+    for vectors in (att, att.unsqueeze(0)):
+        out = ops.gatv2(x_l, x_r, vectors, g.adjacency)[0]
+        assert not out._is_view()  # or it could not be changed in place
+        results.append([out, *torch.autograd.grad(out.square().sum(), (x_l, x_r, att))])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 # Errors ####################################################################################

@@ -63,6 +63,11 @@ def test_a_launch_passes_what_is_declared() -> None:
     assert [call[:4] for call in runtime.launched] == [(4, 2, 64, 7)] * 2
 
 
+def test_pointers_are_declared_before_values() -> None:
+    with pytest.raises(AssertionError):
+        Kernel("spmm", "copy", [("n", "i64"), ("x", "T*")])
+
+
 def test_nothing_is_launched_for_empty_work() -> None:
     runtime = Recording()
     for grid in ((0, 1), (1, 0)):

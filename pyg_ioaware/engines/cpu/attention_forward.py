@@ -18,6 +18,7 @@ import math
 
 import torch
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cpu.attention import (
     LANES,
     NO_LOOP,
@@ -407,7 +408,7 @@ def gatv2(
     tensors += (x_r, x_l, None, att, attr, lin, None)
     dim = 0 if lin is None else lin.shape[0]
     offset = loop_offset(attr, loop_attr)
-    channels = out.shape[1] // heads
+    channels = row_width(out) // heads
     _run(csr, tensors, slope, heads, channels, dim, num_loops, offset, dropout, seed)
 
 
@@ -436,5 +437,5 @@ def transformer(
     tensors = (out, edge_out, stats, scores, None, partial, partial_edge, partial_stats)
     tensors += (query, key, value, None, attr, None, edge_query)
     dim = 0 if attr is None else attr.shape[1]
-    channels = out.shape[1] // heads
+    channels = row_width(out) // heads
     _run(csr, tensors, scale, heads, channels, dim, -1, 0, dropout, seed)

@@ -20,6 +20,7 @@ import ctypes
 
 import torch
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cpu.attention import (
     NO_LOOP,
     numbers,
@@ -193,7 +194,7 @@ def _run(csr, written, read, ends, factor, heads, num_loops, slots):
     reals, count = numbers(factor), tiles.shape[0]
     perm, permuted = present(perm, idx)
     tensors = (rowptr, idx, perm, tiles, *written, *read, *ends)
-    rows, width = written[0].shape
+    rows, width = written[0].shape[0], row_width(written[0])
     work = 2 * (idx.shape[0] + rows) * width
     chunks = min(slots // 2, work // (1 << 17) + 1)
     _, _, together, _ = shape_fields(heads, width // max(heads, 1), written[0].dtype)

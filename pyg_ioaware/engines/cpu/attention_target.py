@@ -29,6 +29,7 @@ import ctypes
 
 import torch
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cpu.attention import (
     BATCH,
     LANES,
@@ -58,6 +59,7 @@ from pyg_ioaware.engines.cpu.attention_slopes import add_products, add_slopes, s
 from pyg_ioaware.engines.cpu.blocks import fold_sum, numbers_of, repeat, value_of
 from pyg_ioaware.engines.cpu.exp import exp
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
+from pyg_ioaware.engines.cpu.memory import empty
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
     add,
@@ -378,7 +380,8 @@ def _run(csr, tensors, factor, heads, dim, num_loops, offset, dropout, seed, slo
     rowptr, idx, perm, tiles, split = csr
     reals = numbers(factor, keep_scale(dropout))
     out, rows = tensors["grad_query"], rowptr.shape[0] - 1
-    channels = out.shape[1] // heads if heads else 0
+    channels = row_width(out) // heads if heads else 0
+    tensors["delta"] = empty((rows, heads), tensors["terms"].dtype)
     drop = seed is not None
     work = 4 * (idx.shape[0] + rows) * max(heads * channels, 1)
     chunks = min(slots // 2, work // (1 << 17) + 1)
@@ -404,7 +407,6 @@ def _run(csr, tensors, factor, heads, dim, num_loops, offset, dropout, seed, slo
 def gatv2_target(
     csr,
     grad_x_r,
-    delta,
     terms,
     signs,
     att_parts,
@@ -433,7 +435,7 @@ def gatv2_target(
     """Writes the gradients on the side of the targets, and what those of the sources need."""
     tensors = {
         **{"grad_query": grad_x_r, "query": x_r, "key": x_l, "att": att, "stats": stats},
-        **{"delta": delta, "terms": terms, "signs": signs, "att_parts": att_parts},
+        **{"terms": terms, "signs": signs, "att_parts": att_parts},
         **{"partial": partial, "partial_delta": partial_delta},
         **{"grad": grad, "grad_weights": grad_weights, "scores": scores},
     }
@@ -453,7 +455,6 @@ def transformer_target(
     csr,
     grad_query,
     grad_edge_query,
-    delta,
     terms,
     grad_attr,
     partial,
@@ -476,7 +477,7 @@ def transformer_target(
     """Writes the gradients on the side of the targets, and what those of the sources need."""
     tensors = {
         **{"grad_query": grad_query, "query": query, "key": key, "value": value, "stats": stats},
-        **{"delta": delta, "terms": terms, "partial": partial, "partial_delta": partial_delta},
+        **{"terms": terms, "partial": partial, "partial_delta": partial_delta},
         **{"grad": grad, "grad_weights": grad_weights, "grad_attr": grad_attr},
     }
     if attr is not None:

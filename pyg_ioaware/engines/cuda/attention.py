@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cuda.launch import ROWS, Kernel, Macros, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, merge_blocks, merge_head_layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
@@ -38,11 +39,11 @@ _TARGET_MERGE = Kernel(
 
 
 def one_channel(heads: int, *tables: Tensor) -> list[Tensor]:
-    """Returns a zero for each head in place of rows of heads without channels.
+    """Returns rows of a zero for each head in place of rows of heads without channels.
 
     The scores are the same, and the kernels write what depends on them alone.
     """
-    return [table.new_zeros(*table.shape[:-1], heads) for table in tables]
+    return [table.new_zeros(table.size(0), heads) for table in tables]
 
 
 def merge(
@@ -55,7 +56,7 @@ def merge(
     heads: int,
 ) -> None:
     """Writes the results of split rows, if there are any, from those of their tiles."""
-    count, channels = csr.tiles.size(0), out.size(1) // heads
+    count, channels = csr.tiles.size(0), row_width(out) // heads
     if not count:
         return
     plan = merge_head_layout(heads, channels, out)
@@ -67,24 +68,25 @@ def merge(
 def settle(
     runtime: Runtime,
     csr: CSR,
-    delta: Tensor,
     partial_delta: Tensor,
     terms: Tensor,
     types: Macros,
     num_loops: int,
     keep: float | None,
-) -> None:
-    """Writes delta of split rows, and with it the terms of their edges.
+) -> Tensor:
+    """Returns delta of split rows, and writes with it the terms of their edges.
 
     ``keep`` is the factor of the weights that dropout keeps, None without dropout.
     """
+    count, heads = partial_delta.shape
+    delta = partial_delta.new_empty(csr.rowptr.numel() - 1, heads)
     merge_sums(runtime, csr, partial_delta, delta)
-    count, heads = csr.tiles.size(0), delta.size(1)
     plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
     macros = specialise(types, plan, LOOPS=num_loops >= 0, DROPOUT=keep is not None)
     sizes = (csr.rowptr.numel() - 1, count, csr.split, num_loops, heads)
     tables = (csr.rowptr, csr.tiles, delta, terms)
     _SETTLE(runtime, macros, (count, 1), THREADS, *tables, *sizes, 1.0 if keep is None else keep)
+    return delta
 
 
 def merge_target(
@@ -100,7 +102,7 @@ def merge_target(
 ) -> None:
     """Writes the gradients of split rows from the two sums of their tiles."""
     count, heads = csr.tiles.size(0), delta.size(1)
-    channels = out.size(1) // heads
+    channels = row_width(out) // heads
     plan = merge_head_layout(heads, channels, *((out,) if att is None else (out, att)))
     macros = specialise(types_of(out, csr.rowptr), plan, LOOPS=0, DROPOUT=0)
     tables = (csr.tiles, partial, mass, centre, delta, att, out)

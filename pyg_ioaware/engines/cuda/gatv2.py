@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cuda import attention
 from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
 from pyg_ioaware.engines.cuda.launch import (
@@ -109,11 +110,12 @@ def gatv2(
 ) -> None:
     """Attends to each row's sources by an MLP of both ends; signs are not written."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = out.shape
+    rows, width = out.size(0), row_width(out)
     if not rows or not heads:
         return
     if not width:
-        out, partial, x_l, x_r, att = one_channel(heads, out, partial, x_l, x_r, att)
+        out, partial, x_l, x_r = one_channel(heads, out, partial, x_l, x_r)
+        att = att.new_zeros(heads)
         attr = loop_attr = lin = None
         width = heads
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
@@ -136,11 +138,10 @@ def gatv2_target(
     runtime: Runtime,
     csr: CSR,
     grad_x_r: Tensor,
-    delta: Tensor,
     terms: Tensor,
     signs: Tensor,
     att_parts: Tensor,
-    lin_parts: Tensor,
+    lin_parts: Tensor | None,
     grad_attr: Tensor | None,
     grad_loop: Tensor | None,
     partial: Tensor,
@@ -167,12 +168,11 @@ def gatv2_target(
     Scores are formed again, so none are given.
     """
     rowptr, idx, perm, tiles, split = csr
-    rows, width = x_r.shape
-    if not width:
-        for edges_grad in (grad_attr, grad_loop):
-            if edges_grad is not None:
-                edges_grad.zero_()
+    rows, width = x_r.size(0), row_width(x_r)
     if not rows or not width:
+        for written in (att_parts, lin_parts, grad_attr, grad_loop):
+            if written is not None:
+                written.zero_()
         return
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
     tables = (grad, x_l, x_r, att, grad_x_r, *(() if lin is None else (lin,)))
@@ -182,28 +182,29 @@ def gatv2_target(
     laden = seed is not None or grad_weights is not None
     speed = pace("gatv2_target", plan, x_l, idx.numel(), rows, dim > 0, laden)
     macros = specialise(types, plan, speed, **flags)
-    mass, centre = torch.empty_like(partial), torch.empty_like(partial_delta)
+    mass, centre = (torch.empty_like(t) if count else t for t in (partial, partial_delta))
     blocks, more = (_slots(plan, n) for n in (rows + count, count))
     slots = att_parts.new_empty(blocks + more, width)
     read = (grad, grad_weights, x_l, x_r, att, stats, attr, loop_attr, lin, seed)
-    written = (grad_x_r, terms, signs, slots, partial, mass, partial_delta, centre)
+    outs = (grad_x_r, terms, signs, slots, partial, mass, partial_delta, centre)
     sizes, shape = (rows, count, split, num_loops), (heads, channels)
     drop = (threshold(dropout), keep_scale(dropout))
     grid, graph = (blocks, plan.slices), (rowptr, idx, perm, tiles)
     values = (*sizes, *shape, dim, slope, *drop)
-    _TARGET(runtime, macros, grid, THREADS, *graph, *read, *written, *values)
+    _TARGET(runtime, macros, grid, THREADS, *graph, *read, *outs, *values)
     if count:
         keep = None if seed is None else drop[1]
-        attention.settle(runtime, csr, delta, partial_delta, terms, types, num_loops, keep)
+        delta = attention.settle(runtime, csr, partial_delta, terms, types, num_loops, keep)
         sums = (partial, mass, centre, delta)
         attention.merge_target(runtime, csr, *sums, att, grad_x_r, 1 - slope)
         rest = (tiles, x_r, partial, slots[blocks:], count, *shape)
         _ATT(runtime, macros, (more, plan.slices), THREADS, *rest)
-    _sum_slots(slots, att_parts[0])
-    if attr is None or lin is None or not dim:
+    _sum_slots(slots, att_parts)
+    if lin is None or lin_parts is None or not dim:
         return
     positions = terms.size(0)
     if not positions:
+        lin_parts.zero_()
         return
     edges = (terms, signs)
     counts = (idx.numel(), positions, *shape, dim, slope)
@@ -213,7 +214,7 @@ def gatv2_target(
     macros = (*types, *_flat(vec, 1, 1))
     grid = blocks, slices * -(-dim // _LIN_DEPTH)
     _LIN(runtime, macros, grid, THREADS, perm, attr, loop_attr, *edges, slots, *counts)
-    torch.sum(slots, 0, out=lin_parts[0])
+    torch.sum(slots, 0, keepdim=True, out=lin_parts)
     if grad_attr is not None:
         vectors = -(-width // (32 * plan.vec))
         words = vectors * plan.vec * terms.element_size() // 4
@@ -236,7 +237,7 @@ def _sum_slots(slots: Tensor, out: Tensor) -> None:
     """Writes the sum over rows: of many by parts, for few columns are few threads."""
     if slots.size(0) % _SUMMED == 0:
         slots = slots.view(-1, _SUMMED, out.numel()).sum(1)
-    torch.sum(slots, 0, out=out)
+    torch.sum(slots, 0, keepdim=True, out=out)
 
 
 def _flat(vec: int, vectors: int, batch: int) -> Macros:
@@ -250,7 +251,7 @@ def gatv2_source(
     csr: CSR,
     grad_x_l: Tensor,
     att_parts: Tensor,
-    sums: Tensor,
+    sums: None,
     partial: Tensor,
     grad: Tensor,
     x_l: Tensor,
@@ -263,8 +264,9 @@ def gatv2_source(
 ) -> None:
     """Writes the gradient of the sources, and their part of that of the attention vectors."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = x_l.shape
+    rows, width = x_l.size(0), row_width(x_l)
     if not rows or not width:
+        att_parts.zero_()
         return
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, grad, x_l, att, grad_x_l)
@@ -275,6 +277,6 @@ def gatv2_source(
     tables = (rowptr, idx, perm, tiles, grad, x_l, att, terms, signs, grad_x_l, slots, partial)
     sizes = (rows, count, split, num_loops, heads, channels, slope)
     _SOURCE(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes)
-    _sum_slots(slots, att_parts[0])
+    _sum_slots(slots, att_parts)
     if count:
-        merge_sums(runtime, csr, partial[0], grad_x_l)
+        merge_sums(runtime, csr, partial.view(2, count, width)[0], grad_x_l)

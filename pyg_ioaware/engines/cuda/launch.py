@@ -48,11 +48,14 @@ class Kernel:
         params (sequence): Name and type of each parameter: :obj:`"T*"` (storage), :obj:`"A*"`
             (the type of sums), :obj:`"I*"` (indices), :obj:`"P*"` (marks of maxima),
             :obj:`"i32*"`, :obj:`"i64*"`, :obj:`"u8*"`, :obj:`"f64*"`, or :obj:`"i32"`,
-            :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. A pointer may be :obj:`None`.
+            :obj:`"i64"`, :obj:`"f32"`, :obj:`"f64"` by value. Pointers come first, and may be
+            :obj:`None`.
     """
 
     def __init__(self, source: str, name: str, params: Sequence[tuple[str, str]]) -> None:
         self.source, self.name, self.params = source, name, tuple(params)
+        self._pointers = [kind for _, kind in params if kind not in _CODES]
+        assert all(kind not in _CODES for _, kind in params[: len(self._pointers)])
         codes = [_CODES.get(kind, "Q") for _, kind in params]
         self._struct = struct.Struct("@" + "".join(codes))
         self._offsets = [
@@ -60,7 +63,7 @@ class Kernel:
             for i, code in enumerate(codes)
         ]
         self._loaded: dict[tuple[Any, ...], Launch] = {}
-        self._dtypes: dict[Macros, list[torch.dtype | None]] = {}
+        self._dtypes: dict[Macros, list[torch.dtype]] = {}
         self._local = threading.local()
 
     def __call__(
@@ -104,32 +107,33 @@ class Kernel:
 
     def _pack(self, macros: Macros, args: Sequence[Any]) -> tuple[list[Any], int]:
         """Returns the values to pass, and the device of the tensors among them."""
-        dtypes = self._dtypes.get(macros[:3])
+        types = macros[:3]
+        dtypes = self._dtypes.get(types)
         if dtypes is None:
-            dtypes = self._dtypes[macros[:3]] = _dtypes(macros, self.params)
-        if len(args) != len(dtypes):
-            raise TypeError(f"'{self.name}' takes {len(dtypes)} arguments (got {len(args)})")
+            dtypes = self._dtypes[types] = _dtypes(types, self._pointers)
+        if len(args) != len(self.params):
+            raise TypeError(f"'{self.name}' takes {len(self.params)} arguments (got {len(args)})")
+        pointers = args[: len(dtypes)]
         values, device = [], None
-        for value, dtype in zip(args, dtypes, strict=True):
-            if dtype is None:
-                values.append(value)
-            elif value is None:
+        for tensor, dtype in zip(pointers, dtypes, strict=True):
+            if tensor is None:
                 values.append(0)
-            else:
-                place = value.get_device()
-                if device is None:
-                    device = place
-                if value.dtype is not dtype or place != device or not value.is_contiguous():
-                    raise TypeError(self._complaint(args, dtypes))
-                values.append(value.data_ptr())
+                continue
+            place = tensor.get_device()
+            if device is None:
+                device = place
+            if tensor.dtype is not dtype or place != device or not tensor.is_contiguous():
+                raise TypeError(self._complaint(pointers, dtypes))
+            values.append(tensor.data_ptr())
         if device is None:
             raise TypeError(f"'{self.name}' expects at least one tensor (got none)")
+        values += args[len(dtypes) :]
         return values, max(device, 0)
 
-    def _complaint(self, args: Sequence[Any], dtypes: Sequence[torch.dtype | None]) -> str:
+    def _complaint(self, pointers: Sequence[Any], dtypes: Sequence[torch.dtype]) -> str:
         given = [
             f"{name}: '{t.dtype}' for '{dtype}', strides {t.stride()}, '{t.device}'"
-            for (name, _), t, dtype in zip(self.params, args, dtypes, strict=True)
+            for (name, _), t, dtype in zip(self.params, pointers, dtypes, strict=False)
             if isinstance(t, Tensor)
         ]
         return (
@@ -186,11 +190,11 @@ def _scalar(macros: Macros) -> torch.dtype:
     return {code: dtype for dtype, code in _SCALARS.items()}[macros[0][1]]
 
 
-def _dtypes(macros: Macros, params: Sequence[tuple[str, str]]) -> list[torch.dtype | None]:
-    """Returns the dtype behind each pointer, None for values, from the first three macros."""
+def _dtypes(macros: Macros, pointers: Sequence[str]) -> list[torch.dtype]:
+    """Returns the dtype behind each pointer, from the first three macros."""
     scalar, places = _scalar(macros), dict(macros[2:3]).get("PLACE_BITS", 32)
     index = {bits: dtype for dtype, bits in _BITS.items()}[macros[1][1]]
-    pointers = {
+    dtypes = {
         "T*": scalar,
         "A*": torch.float64 if scalar is torch.float64 else torch.float32,
         "I*": index,
@@ -200,7 +204,7 @@ def _dtypes(macros: Macros, params: Sequence[tuple[str, str]]) -> list[torch.dty
         "u8*": torch.uint8,
         "f64*": torch.float64,
     }
-    return [None if kind in _CODES else pointers[kind] for _, kind in params]
+    return [dtypes[kind] for kind in pointers]
 
 
 class CUDARuntime:

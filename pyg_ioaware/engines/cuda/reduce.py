@@ -32,6 +32,7 @@ def reduce(
     csr: CSR,
     out: Tensor,
     mark: Tensor | None,
+    _tied: None,
     x: Tensor,
     weight: Tensor | None,
     partial: Tensor,

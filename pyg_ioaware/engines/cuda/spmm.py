@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cuda import cusparse
 from pyg_ioaware.engines.cuda.choice import uses_cusparse
 from pyg_ioaware.engines.cuda.launch import ORDERED, ROWS, Kernel, Runtime, specialise, types_of
@@ -78,7 +79,7 @@ def weighted(weight: Tensor | None) -> int:
 
 def merge_sums(runtime: Runtime, csr: CSR, partial: Tensor, out: Tensor) -> None:
     """Writes the sum over the tiles of each split row to ``out``."""
-    width, count = out.size(1), csr.tiles.size(0)
+    width, count = row_width(out), csr.tiles.size(0)
     if not width:
         return
     types, plan = types_of(out, csr.rowptr), merge_layout(width, out)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cuda import attention
 from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
 from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
@@ -60,7 +61,7 @@ def transformer(
     runtime: Runtime,
     csr: CSR,
     out: Tensor,
-    edge_out: Tensor,
+    edge_out: Tensor | None,
     stats: Tensor,
     scores: Tensor | None,
     partial: Tensor,
@@ -78,7 +79,7 @@ def transformer(
 ) -> None:
     """Attends to each row's sources by dot products."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = out.shape
+    rows, width = out.size(0), row_width(out)
     dim = 0 if attr is None else attr.size(1)
     if not rows or not heads:
         return
@@ -98,7 +99,7 @@ def transformer(
     grid = plan.blocks(rows + count), plan.slices
     _FORWARD(runtime, macros, grid, THREADS, *tables, *parts, *sizes, *drop)
     attention.merge(runtime, csr, partial, partial_stats, out, stats, heads)
-    if dim:
+    if edge_out is not None and dim:
         attention.merge(runtime, csr, partial_edge, partial_stats, edge_out, None, heads)
 
 
@@ -111,8 +112,7 @@ def transformer_target(
     runtime: Runtime,
     csr: CSR,
     grad_query: Tensor,
-    grad_edge_query: Tensor,
-    delta: Tensor,
+    grad_edge_query: Tensor | None,
     terms: Tensor,
     grad_attr: Tensor | None,
     partial: Tensor,
@@ -134,7 +134,7 @@ def transformer_target(
 ) -> None:
     """Writes the gradients on the side of the targets, and what those of the sources need."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = query.shape
+    rows, width = query.size(0), row_width(query)
     dim = 0 if attr is None else attr.size(1)
     if not rows or not heads:
         return
@@ -149,7 +149,8 @@ def transformer_target(
     laden = seed is not None or grad_weights is not None
     speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0, laden)
     macros = specialise(types, plan, speed, **flags, EDGE_VECS=-(-dim // plan.head_lanes))
-    mass, edge_mass, centre = map(torch.empty_like, (partial, partial_edge, partial_delta))
+    sums = (partial, partial_edge, partial_delta)
+    mass, edge_mass, centre = (torch.empty_like(t) if count else t for t in sums)
     tables = (grad, grad_edge, grad_weights, query, key, value, stats, attr, edge_query, seed)
     written = (grad_query, grad_edge_query, terms)
     parts = (partial, mass, partial_edge, edge_mass, partial_delta, centre)
@@ -160,12 +161,12 @@ def transformer_target(
     _TARGET(runtime, macros, grid, THREADS, *graph, *tables, *written, *parts, *values)
     if count:
         keep = None if seed is None else drop[1]
-        attention.settle(runtime, csr, delta, partial_delta, terms, types, -1, keep)
-        for sums, grad_row in (
-            ((partial, mass), grad_query),
-            ((partial_edge, edge_mass), grad_edge_query),
-        )[: 2 if dim else 1]:
-            attention.merge_target(runtime, csr, *sums, centre, delta, None, grad_row, scale)
+        delta = attention.settle(runtime, csr, partial_delta, terms, types, -1, keep)
+        merged = [(partial, mass, grad_query), (partial_edge, edge_mass, grad_edge_query)]
+        for row_sums, masses, grad_row in merged[: 2 if dim else 1]:
+            assert grad_row is not None
+            common = (centre, delta, None, grad_row, scale)
+            attention.merge_target(runtime, csr, row_sums, masses, *common)
     if grad_attr is not None:
         plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
         read = (grad_edge, edge_query, terms, grad_attr)
@@ -188,7 +189,7 @@ def transformer_source(
 ) -> None:
     """Writes the gradients of keys and values."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = grad_key.shape
+    rows, width = grad_key.size(0), row_width(grad_key)
     if not rows or not width:
         return
     count, channels = tiles.size(0), width // heads
@@ -200,5 +201,6 @@ def transformer_source(
     grid = plan.blocks(rows + count), plan.slices
     _SOURCE(runtime, macros, grid, THREADS, *tables, *sizes)
     if count:
-        merge_sums(runtime, csr, partial[0], grad_value)
-        merge_sums(runtime, csr, partial[1], grad_key)
+        values, keys = partial.view(2, count, width)
+        merge_sums(runtime, csr, values, grad_value)
+        merge_sums(runtime, csr, keys, grad_key)
