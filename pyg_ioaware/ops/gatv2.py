@@ -440,14 +440,15 @@ def gatv2(
         *(adj, heads, num_loops, negative_slope, dropout, seed, return_weights),
         keeps=edges is not None and keeps_scores(x_l.device),
     )
+    attr, loop_attr, lin = attention.edge_operands(edges, work)
+    more = attention.lacking(x_r, work, adj)
+    if more and lin is not None:
+        lin = attention.filled(lin.unflatten(0, x_r.shape[1:]).mT, more).mT.flatten(0, 1)
+    rows = (attention.filled(cast(x, work), more) for x in (x_l, x_r, att))
     out, weights = GATv2.apply(  # type: ignore[no-untyped-call]
-        cast(x_l, work),
-        cast(x_r, work),
-        cast(att, work),
-        *attention.edge_operands(edges, work),
-        options,
+        *rows, attr, loop_attr, lin, options
     )
-    out = cast(out, dtype)
+    out = cast(attention.unfilled(out, more), dtype)
     if weights is not None:
         weights = weights.index_select(0, options.order()).to(score_dtype)
     return out, weights

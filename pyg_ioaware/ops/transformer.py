@@ -359,9 +359,12 @@ def transformer(
     if lin is not None:
         lin = lin.view(heads, channels, lin.size(1))
         asked = _Mapped.apply(cast(query, work), lin).flatten(1)  # type: ignore[no-untyped-call]
+    more = attention.lacking(query, work, adj)
+    rows = (attention.filled(cast(x, work), more) for x in (query, key, value))
     out, summed, weights = Transformer.apply(  # type: ignore[no-untyped-call]
-        cast(query, work), cast(key, work), cast(value, work), attr, asked, options
+        *rows, attr, asked, options
     )
+    out = attention.unfilled(out, more)
     if lin is not None:
         summed = summed.view(-1, heads, lin.size(2))
         out = out + _Mapped.apply(summed, lin.mT)  # type: ignore[no-untyped-call]
