@@ -31,10 +31,6 @@
 #define EAGER 0  // whether gradients are asked for together with the marks
 #endif
 
-#ifndef AT_ONCE
-#define AT_ONCE (BATCH > 2 ? 1 : 2)  // edges that tie whose rows are asked for before any is used
-#endif
-
 // The marks of one access, still together.
 struct Marks {
   static constexpr int BITS_EACH = 8 * sizeof(place_t), PER = 32 / BITS_EACH;
@@ -98,29 +94,18 @@ DEVICE void parts_of(acc_t (&part)[VEC], const Packed& grad, const place_t (&mar
 DEVICE void add_some(acc_t (&sum)[VEC], const Targets& t, long long row, long long k, unsigned edges,
                      int f, bool strict, bool* unusual) {
   const Packed x = load_packed(t.x + row * t.width + f);
-  while (edges) {
-    long long edge[AT_ONCE];
-    place_t mark[AT_ONCE][VEC];
-    Packed grad[AT_ONCE], best[AT_ONCE];
+  for (; edges; edges &= edges - 1) {
+    const long long edge = k + __ffs(edges) - 1;
+    const long long at = (long long)__ldg(t.idx + edge) * t.width + f;
+    place_t mark[VEC];
+    load_words(t.mark + at, mark);
+    const Packed grad = load_packed(t.grad + at), best = load_packed(t.best + at);
+    const acc_t factor = t.factor(edge, f);
+    acc_t part[VEC];
+    parts_of(part, grad, mark, (int)__ldg(t.place + edge), best, x, factor, unusual);
 #pragma unroll
-    for (int u = 0; u < AT_ONCE; u++) {
-      edge[u] = edges ? k + __ffs(edges) - 1 : -1;
-      edges &= edges - 1;
-      if (edge[u] < 0) continue;
-      const long long at = (long long)__ldg(t.idx + edge[u]) * t.width + f;
-      load_words(t.mark + at, mark[u]);
-      grad[u] = load_packed(t.grad + at), best[u] = load_packed(t.best + at);
-    }
-#pragma unroll
-    for (int u = 0; u < AT_ONCE; u++) {
-      if (edge[u] < 0) continue;
-      const acc_t factor = t.factor(edge[u], f);
-      acc_t part[VEC];
-      parts_of(part, grad[u], mark[u], (int)__ldg(t.place + edge[u]), best[u], x, factor, unusual);
-#pragma unroll
-      for (int v = 0; v < VEC; v++)
-        if (strict || mark[u][v] < 0) sum[v] += WEIGHTED ? factor * part[v] : part[v];
-    }
+    for (int v = 0; v < VEC; v++)
+      if (strict || mark[v] < 0) sum[v] += WEIGHTED ? factor * part[v] : part[v];
   }
 }
 
