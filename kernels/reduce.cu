@@ -8,7 +8,6 @@
 //           and mark once
 // Numerics  NaN beats all and the first NaN stays; a row without edges gives 0; tiles merge in order
 // Limits    VEC divides width, and width / heads where heads > 1; marks: see common/marks.cuh
-#include "common/best.cuh"
 #include "common/marks.cuh"
 #include "common/merge.cuh"
 #include "common/rows.cuh"
@@ -239,7 +238,7 @@ struct Merged {
       const acc_t mine = value[v], theirs = other.value[v];
       const bool take = beats(theirs, mine);
 #if WITH_MARK
-      const bool equal = mine == theirs || (mine != mine && theirs != theirs);
+      const bool equal = same(mine, theirs) || (mine != mine && theirs != theirs);
       if (equal)
         count[v] += other.count[v], place[v] = min(place[v], other.place[v]);
       else if (take)

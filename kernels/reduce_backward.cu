@@ -62,7 +62,7 @@ struct Marks {
 
 struct Targets {
   const index_t *idx, *place;  // of each edge by source
-  const scalar_t *x, *weight, *grad, *best;
+  const scalar_t *x, *weight, *grad, *best, *share;
   const place_t* mark;
   int width, heads, channels;
 
@@ -102,17 +102,45 @@ DEVICE void add_some(acc_t (&sum)[VEC], const Targets& t, long long row, long lo
     const Packed grad = load_packed(t.grad + at), best = load_packed(t.best + at);
     const acc_t factor = t.factor(edge, f);
     acc_t part[VEC];
-    parts_of(part, grad, mark, (int)__ldg(t.place + edge), best, x, factor, unusual);
+    parts_of(part, grad, mark, COUNTS ? 0 : (int)__ldg(t.place + edge), best, x, factor, unusual);
 #pragma unroll
     for (int v = 0; v < VEC; v++)
-      if (strict || mark[v] < 0) sum[v] += WEIGHTED ? factor * part[v] : part[v];
+      if (COUNTS || strict || mark[v] < 0) sum[v] += WEIGHTED ? factor * part[v] : part[v];
   }
 }
 
 #if COUNTS
+// The shares of the features in which x attains the result, zero in others.
+DEVICE void shares_of(acc_t (&part)[VEC], const Packed& x, const Packed& best, const Packed& share,
+                      acc_t factor) {
+#if PAIRS && VEC % 2 == 0
+  unsigned values[VEC / 2], results[VEC / 2], parts[VEC / 2];
+  memcpy(values, &x, sizeof(x)), memcpy(results, &best, sizeof(x));
+  memcpy(parts, &share, sizeof(x));
+#pragma unroll
+  for (int w = 0; w < VEC / 2; w++) {
+    unsigned equal = equal_pair(values[w], results[w]);
+    if (TIES != EVEN)  // two NaN are equal
+      equal |= ~(equal_pair(values[w], values[w]) | equal_pair(results[w], results[w]));
+    parts[w] &= equal;
+  }
+  Packed packed;
+  memcpy(&packed, parts, sizeof(x));
+  unpack(packed, part);
+#else
+  acc_t values[VEC], results[VEC];
+  unpack(x, values);
+  unpack(best, results);
+  unpack(share, part);
+#pragma unroll
+  for (int v = 0; v < VEC; v++)
+    if (!attains(WEIGHTED ? widen(narrow(values[v] * factor)) : values[v], results[v])) part[v] = 0;
+#endif
+}
+
 template <bool FULL>
 DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, const Packed (&x)[NV], long long k,
-                      long long end, int f0, bool strict) {
+                      long long end, int f0) {
   index_t target[BATCH];
   Packed best[BATCH][NV], share[BATCH][NV];
 #pragma unroll
@@ -125,7 +153,7 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, const Packed (&x)
       const bool inside = f < t.width && (FULL || target[u] >= 0);
       const long long at = (long long)target[u] * t.width + f;
       best[u][n] = inside ? load_packed(t.best + at) : zero_packed();
-      share[u][n] = inside ? load_packed(t.grad + at) : zero_packed();
+      share[u][n] = inside ? load_packed(t.share + at) : zero_packed();
     }
 #pragma unroll
   for (int u = 0; u < BATCH; u++)
@@ -134,17 +162,10 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, const Packed (&x)
       const int f = f0 + n * LANES * VEC;
       const bool inside = f < t.width && (FULL || target[u] >= 0);
       const acc_t factor = inside ? t.factor(k + u, f) : 0;
-      acc_t values[VEC], results[VEC], shares[VEC];
-      unpack(x[n], values);
-      unpack(best[u][n], results);
-      unpack(share[u][n], shares);
+      acc_t part[VEC];
+      shares_of(part, x[n], best[u][n], share[u][n], factor);
 #pragma unroll
-      for (int v = 0; v < VEC; v++) {
-        const acc_t message = WEIGHTED ? widen(narrow(values[v] * factor)) : values[v];
-        acc_t part = attains(message, results[v]) ? shares[v] : 0;
-        if (TIES == EVEN && strict && !attains(message, results[v])) part = 0 * shares[v];
-        sum[n][v] += WEIGHTED ? factor * part : part;
-      }
+      for (int v = 0; v < VEC; v++) sum[n][v] += WEIGHTED ? factor * part[v] : part[v];
     }
 }
 #else
@@ -220,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                   const scalar_t* __restrict__ x,
                   const scalar_t* __restrict__ weight, const place_t* __restrict__ mark,
                   const scalar_t* __restrict__ grad, const scalar_t* __restrict__ best,
-                  scalar_t* __restrict__ dx, acc_t* __restrict__ partial, int* unusual,
+                  const scalar_t* __restrict__ share, scalar_t* __restrict__ dx, acc_t* __restrict__ partial, int* unusual,
                   long long num_rows, long long num_tiles, long long split, int width, int heads,
                   int strict) {
 #if COUNTS
@@ -228,7 +249,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #else
   if (strict && !*unusual) return;
 #endif
-  const Targets targets = {idx, place, x, weight, grad, best, mark, width, heads, width / heads};
+  const Targets targets = {idx, place, x, weight, grad, best, share, mark,
+                           width, heads, width / heads};
   const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC;
   const long long groups = (long long)gridDim.x * (THREADS / LANES);
   bool found = false;
@@ -244,9 +266,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       const int f = f0 + n * LANES * VEC;
       row[n] = f < width ? load_packed(x + it.row * width + f) : zero_packed();
     }
-    for (; k + BATCH <= it.end; k += BATCH)
-      add_batch<true>(sum, targets, row, k, it.end, f0, strict);
-    if (k < it.end) add_batch<false>(sum, targets, row, k, it.end, f0, strict);
+    for (; !strict && k + BATCH <= it.end; k += BATCH)
+      add_batch<true>(sum, targets, row, k, it.end, f0);
+    if (!strict && k < it.end) add_batch<false>(sum, targets, row, k, it.end, f0);
 #else
     for (; !strict && k + BATCH <= it.end; k += BATCH)
       add_batch<true>(sum, targets, it.row, k, it.end, f0, &found);
@@ -256,9 +278,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
       if (f >= width) continue;
-#if !COUNTS
       for (k = it.begin; strict && k < it.end; k++)
         add_some(sum[n], targets, it.row, k, 1, f, true, &found);
+#if !COUNTS
 #pragma unroll
       for (int v = 0; v < VEC; v++) found |= !is_finite(sum[n][v]);
 #endif

@@ -153,6 +153,9 @@ def compile_attention(
     torch.stack(found).sum().backward()
 
 
+_FEW = 768  # edges; a multiple of the mean numbers at which other kernels are chosen
+
+
 def _small(like: Adjacency | None, device: torch.device | str) -> Graph:
     """Returns sources and targets of a small graph, and how many there are, whose rows are as long
     as those of another on average, and split where any of its are.
@@ -160,7 +163,7 @@ def _small(like: Adjacency | None, device: torch.device | str) -> Graph:
     if like is None or not like.num_edges:
         ends = torch.tensor([0, 1, 1], device=device)
         return ends, ends, 2, 2
-    count = min(like.num_edges, 4 * (like.by_target.split + 1))
+    count = min(like.num_edges, _FEW * -(-4 * (like.by_target.split + 1) // _FEW))
     edge = torch.arange(count, device=device)
     dst, num_dst = _spread(like.by_target, edge, like.num_edges)
     src, num_src = _spread(like.by_source_in_place, edge, like.num_edges)
@@ -170,7 +173,7 @@ def _small(like: Adjacency | None, device: torch.device | str) -> Graph:
 def _spread(csr: CSR, edge: Tensor, num_edges: int) -> tuple[Tensor, int]:
     """Returns in which row each of a few edges is, and the number of rows."""
     count = edge.numel()
-    n = round(count * (csr.rowptr.numel() - 1) / num_edges)
+    n = -(-count * (csr.rowptr.numel() - 1) // num_edges)
     n = max(1, min(n, 4 * count))
     if csr.tiles.size(0) == 0 or n == 1:
         return edge % n, n

@@ -21,7 +21,7 @@ class Probe(NamedTuple):
 
 
 FLOAT, HALF, BFLOAT = {"SCALAR": 0}, {"SCALAR": 2}, {"SCALAR": 3}
-PAIRS = {"VEC": 2, "WEIGHTED": 0}
+PAIRS = {"VEC": 2, "WEIGHTED": 0, "PAIRED": 1}
 
 # By the name of the function, and what follows a dot where it has several forms.
 PROBES = {
@@ -52,7 +52,7 @@ PROBES = {
             dtype if name == "best_pair" else torch.int32,
             oldest,
         )
-        for name in ("better_pair", "as_good_pair", "best_pair")
+        for name in ("better_pair", "as_good_pair", "equal_pair", "best_pair")
         for scalar, dtype, oldest in ((HALF, torch.float16, 80), (BFLOAT, torch.bfloat16, 90))
         for minimum in (0, 1)
     },

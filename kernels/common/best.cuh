@@ -2,8 +2,9 @@
 #pragma once
 #include "scalar.cuh"
 
-// Whether numbers are compared as they are stored, two at once.
-#if SCALAR >= 2 && VEC % 2 == 0 && !WEIGHTED && \
+// Whether numbers are compared as they are stored, two at once. PAIRED asks for it, in the backward
+// pass as in the forward pass: a comparison of floats takes numbers below 1.2e-38 for zero.
+#if SCALAR >= 2 && PAIRED && \
     (defined(PORTABLE) || __CUDA_ARCH__ >= (SCALAR == 2 ? 800 : 900))
 #define PAIRS 1
 #else
@@ -25,7 +26,7 @@ DEVICE acc_t best_of(acc_t v, acc_t best) {
 }
 
 #if PAIRS
-// Masks of 16 ones where v is better than, or as good as, best: false where either is NaN.
+// Masks of 16 ones where v is better than, as good as, or equal to best: false where either is NaN.
 #if SCALAR == 2
 #define PAIR "f16x2"
 #else
@@ -52,6 +53,11 @@ DEVICE unsigned as_good_pair(unsigned v, unsigned best) {
   asm("set." AS_GOOD ".u32." PAIR " %0, %1, %2;" : "=r"(mask) : "r"(v), "r"(best));
   return mask;
 }
+DEVICE unsigned equal_pair(unsigned v, unsigned best) {
+  unsigned mask;
+  asm("set.eq.u32." PAIR " %0, %1, %2;" : "=r"(mask) : "r"(v), "r"(best));
+  return mask;
+}
 DEVICE unsigned best_pair(unsigned v, unsigned best) {
   unsigned out;
   asm(BEST ".NaN." PAIR " %0, %1, %2;" : "=r"(out) : "r"(v), "r"(best));
@@ -70,6 +76,11 @@ DEVICE unsigned better_pair(unsigned v, unsigned best) {
 DEVICE unsigned as_good_pair(unsigned v, unsigned best) {
   return each_half(v, best, [](scalar_t a, scalar_t b) {
     return (unsigned)(MINIMUM ? widen(a) <= widen(b) : widen(a) >= widen(b)) * 0xffffu;
+  });
+}
+DEVICE unsigned equal_pair(unsigned v, unsigned best) {
+  return each_half(v, best, [](scalar_t a, scalar_t b) {
+    return (unsigned)(widen(a) == widen(b)) * 0xffffu;
   });
 }
 DEVICE unsigned best_pair(unsigned v, unsigned best) {

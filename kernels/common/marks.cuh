@@ -6,7 +6,7 @@
 // row: where COUNTS, how many share; else the place in the row of the only edge that shares, or 1 - n
 // where n share. None share where "even" finds NaN, which no number equals.
 #pragma once
-#include "scalar.cuh"
+#include "best.cuh"
 
 #define EVEN 0
 #define FIRST 1
@@ -16,8 +16,18 @@
 
 DEVICE bool is_finite(acc_t value) { return value - value == 0; }
 
+// Whether two numbers are equal, as the forward pass compares them.
+DEVICE bool same(acc_t a, acc_t b) {
+#if PAIRS && SCALAR == 3
+  const unsigned left = __float_as_uint(a), right = __float_as_uint(b);
+  return (left == right && a == a) || !((left | right) << 1);
+#else
+  return a == b;
+#endif
+}
+
 DEVICE bool attains(acc_t v, acc_t best) {
-  return v == best || (TIES != EVEN && v != v && best != best);
+  return same(v, best) || (TIES != EVEN && v != v && best != best);
 }
 
 // How many share.
@@ -35,7 +45,7 @@ DEVICE int mark_in_tile(int place, int count) {
 // The mark of a row's result, of which `count` edges are known to attain it, the first at `place`.
 DEVICE int mark_of(acc_t value, int place, int count) {
   if (TIES == EVEN && value != value) return (int)NONE;
-  return mark_in_tile(place, count + (TIES == EVEN && value == 0));
+  return mark_in_tile(place, count + (TIES == EVEN && same(value, 0)));
 }
 
 // What each sharer gets of a gradient.

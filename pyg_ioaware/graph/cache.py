@@ -327,8 +327,9 @@ def _key(what: Hashable, known: Sequence[Identity]) -> _Key:
 
 
 def _adjacency_bytes(adj: Adjacency | None) -> int:
-    # The rows by source are counted before they exist: an entry's charge never moves.
-    return 0 if adj is None else 2 * adj.nbytes
+    # The rows by source, and what tells their edges' places, are counted before they exist: an
+    # entry's charge never moves.
+    return 0 if adj is None else 2 * (adj.nbytes + adj.by_target.idx.nbytes)
 
 
 def _checksum(tensor: Tensor) -> int:

@@ -14,6 +14,7 @@ from pyg_ioaware.ops.attention import Attention, EdgeFeatures
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
     allocate,
+    as_made,
     cast,
     compute_dtype,
     gathers,
@@ -348,6 +349,7 @@ class GATv2(Function):
             found = through(formed, inputs, needs[:6], (grad, grad_weights))
             return *found, None
         x_l, x_r, att, attr, loop_attr, lin = inputs
+        stats, scores, signs = as_made(stats), as_made(scores), as_made(signs)
         grad, vector = torch.zeros_like(x_r) if grad is None else grad, _vector(att)
         grad_x_r, grad_att, grad_lin, grad_attr, grad_loop, terms, formed = _gatv2_target(
             *(grad, grad_weights, x_l, x_r, vector, stats),

@@ -13,6 +13,7 @@ from pyg_ioaware.graph.csr import CSR
 
 LIBRARY = torch.library.Library("pyg_ioaware", "DEF")
 
+_ALIGNED = 16  # bytes of the widest access
 _PLAIN = frozenset({type(None), bool, int, float})
 
 # The five fields of a CSR, as every primitive takes them.
@@ -149,6 +150,13 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def as_made(tensor: Any) -> Any:
+    """Returns what was saved as kernels laid it out, whatever a hook gave back in its place."""
+    if tensor is None or (tensor.is_contiguous() and not tensor.data_ptr() % _ALIGNED):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
 def check(x: Tensor, num_rows: int, weight: Tensor | None, num_edges: int, name: str) -> None:
     """Raises if the operands do not fit the structure: nothing is launched on them then."""
     if x.dim() < 2 or x.size(0) != num_rows:
@@ -164,7 +172,7 @@ def check(x: Tensor, num_rows: int, weight: Tensor | None, num_edges: int, name:
             f"(got shape {list(weight.shape)})"
         )
     heads = 1 if weight.dim() == 1 else weight.size(1)
-    if heads > 1 and (x.dim() != 3 or x.size(1) != heads):
+    if heads != 1 and (x.dim() != 3 or x.size(1) != heads):
         raise ValueError(
             f"'{name}' with {heads} weights per edge expects 'x' of shape [N, {heads}, C] "
             f"(got shape {list(x.shape)})"

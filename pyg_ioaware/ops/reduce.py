@@ -13,6 +13,7 @@ from pyg_ioaware.ops import reference
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
     allocate,
+    as_made,
     check,
     compute_dtype,
     gathers,
@@ -287,7 +288,8 @@ class Reduce(Function):
             with contextlib.suppress(KernelError):  # a step that has begun is finished
                 by_marks = gathers(x.device)
                 take, more = (_from_marks, best) if by_marks else (_from_places, tied)
-                return *take(ctx.adj, grad, arg, more, x, weight, rule, needs), *_NO
+                kept = as_made(arg), as_made(more)
+                return *take(ctx.adj, grad, *kept, x, weight, rule, needs), *_NO
 
         def formed(x: Tensor, weight: Tensor | None) -> tuple[Tensor]:
             return (reference.reduce(x, weight, ctx.adj, ctx.is_max, ctx.ties),)

@@ -15,6 +15,7 @@ from pyg_ioaware.ops.attention import Attention, EdgeFeatures
 from pyg_ioaware.ops.library import (
     CSR_ARGS,
     allocate,
+    as_made,
     cast,
     compute_dtype,
     is_batched,
@@ -278,7 +279,7 @@ class Transformer(Function):
         if edge_query is not None and grad_edge is None:
             grad_edge = torch.zeros_like(edge_query)
         grad_query, grad_edge_query, grad_attr, terms = _transformer_target(
-            *(grad, grad_edge, grad_weights, query, key, value, stats),
+            *(grad, grad_edge, grad_weights, query, key, value, as_made(stats)),
             *options.adj.by_target,
             *(attr, edge_query),
             *_options(options),

@@ -510,6 +510,10 @@ def test_reference_of_spmm(graph: str, transposed: bool, mean: bool) -> None:
             r"2 weights per edge expects 'x' of shape \[N, 2, C\] \(got shape \[12, 3\]\)",
         ),
         (
+            lambda adj: ops.reduce(torch.ones(12, 3), adj, torch.ones(50, 0)),
+            r"0 weights per edge expects 'x' of shape \[N, 0, C\] \(got shape \[12, 3\]\)",
+        ),
+        (
             lambda adj: ops.spmm(torch.ones(12, 3), adj, torch.ones(50, device="meta")),
             r"on one device \(got '.*' and 'meta'\)",
         ),

@@ -356,6 +356,42 @@ def test_activation_checkpointing(layer, reentrant, cache):
     assert_as_stock(call)
 
 
+UNPACKED = {
+    "every other column": lambda t: torch.stack([t, t], -1)[..., 0],
+    "one element further": lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("unpack", UNPACKED)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda: GCNConv(8, 8),
+        lambda: SAGEConv(8, 8, aggr="max"),
+        lambda: GATv2Conv(8, 5, heads=2, edge_dim=3),
+        lambda: TransformerConv(8, 5, heads=2),
+    ],
+    ids=["GCN", "SAGE-max", "GATv2", "Transformer"],
+)
+def test_saved_tensors_that_hooks_lay_out_otherwise(conv, unpack, dtype):
+    edges, conv = random_edges(30, 30, 400).to(DEVICE), conv().to(DEVICE, dtype)
+    x, attr = features(30, 8, dtype=dtype), features(400, 3, seed=1, dtype=dtype)
+    more = (attr,) if getattr(conv, "edge_dim", None) else ()
+
+    def gradients(unpack):
+        leaf = x.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), unpack):
+            out = conv(leaf, edges, *more)
+        return torch.autograd.grad(out.float().square().sum(), [leaf, *conv.parameters()])
+
+    with pyg_ioaware.patched():
+        for found, expected in zip(
+            gradients(UNPACKED[unpack]), gradients(lambda t: t), strict=True
+        ):
+            torch.testing.assert_close(found, expected)  # PyTorch, too, sums otherwise then
+
+
 def test_checkpoint_over_a_switch():
     """What ran fused is recomputed, even if that is on stock PyG by then."""
     conv, x = SAGEConv(C, C, aggr="max"), X.clone().requires_grad_()

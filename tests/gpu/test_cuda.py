@@ -411,6 +411,21 @@ def test_more_than_two_to_the_31_elements():
     assert not grad[:, :128].any()
 
 
+@pytest.mark.parametrize("ties", ["even", "exact"])
+@pytest.mark.parametrize("width", [8, 7])  # in pairs, and one by one
+@pytest.mark.parametrize("bits", [0x0040, 0x0000, 0x3F80])
+def test_all_shares_of_a_tiny_maximum_in_bfloat16(bits, width, ties):
+    """Passes agree on which numbers are equal, where comparisons of floats flush some to zero."""
+    x = torch.zeros(100, width, dtype=torch.int16)
+    x[3] = bits
+    x = x.view(torch.bfloat16).cuda().requires_grad_()
+    source = torch.arange(100, device="cuda")
+    adj = Adjacency.from_pair(source, torch.zeros_like(source), 100, 1)
+    (grad,) = torch.autograd.grad(ops.reduce(x, adj, ties=ties).sum(), x)
+    # Of a result of zero, the buffer that scatter_reduce starts from shares, too.
+    assert grad.float().sum(0).tolist() == pytest.approx([1.0] * width, abs=0.02)
+
+
 @pytest.mark.parametrize("op", ATTENTION)
 @pytest.mark.usefixtures("much_memory")
 def test_attention_over_more_than_two_to_the_31_elements(op):

@@ -205,7 +205,7 @@ def _pace(
         return Pace(8 if vectors == 1 and long and not features else 4, 1)
     if kernel == "reduce_gather":
         lean = vectors == 1 and not features
-        return Pace(2 if short else 4, (6 if more else 8) if lean else 1)
+        return Pace(2 if short else 4, (7 if more else 8) if lean else 1)
     # In attention, lanes hold numbers as they are stored, or in the type of sums.
     words = vec * vectors * (max(size, 4) if kernel.startswith("gatv2") else size) // 4
     lean = vectors == 1 and size <= 4 and not features

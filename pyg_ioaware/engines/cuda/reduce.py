@@ -27,6 +27,12 @@ _MERGE = Kernel(
 )
 
 
+def paired(weight: Tensor | None, x: Tensor, out: Tensor) -> bool:
+    """Tells whether the forward pass may compare two numbers at once."""
+    plan = layout(out.size(1), out.size(1), x, out)
+    return weight is None and x.element_size() == 2 and plan.vec % 2 == 0
+
+
 def reduce(
     runtime: Runtime,
     csr: CSR,
@@ -53,6 +59,7 @@ def reduce(
     heads, weight = 1 if weight is None else weight.shape[1], in_order(weight, perm)
     plan = layout(width, width // heads, x, out)
     flags = {"WITH_MARK": mark is not None, "TIES": ties, "MINIMUM": not is_max}
+    flags["PAIRED"] = paired(weight, x, out)
     speed = pace("reduce", plan, x, idx.numel(), rows, weight is not None)
     macros = specialise(
         types_with(mark, x, rowptr), plan, speed, WEIGHTED=weighted(weight), **flags

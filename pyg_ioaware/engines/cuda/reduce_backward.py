@@ -13,6 +13,7 @@ from pyg_ioaware.engines.cuda.launch import (
     types_with,
 )
 from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_layout, pace
+from pyg_ioaware.engines.cuda.reduce import paired
 from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums, weighted
 from pyg_ioaware.graph.csr import CSR
 
@@ -25,7 +26,7 @@ _GATHER = Kernel(
     "reduce_backward",
     "reduce_gather",
     [
-        *(*ORDERED, ("place", "I*"), *_TABLES, ("dx", "T*"), ("partial", "A*")),
+        *(*ORDERED, ("place", "I*"), *_TABLES, ("share", "T*"), ("dx", "T*"), ("partial", "A*")),
         *(("unusual", "i32*"), *ROWS, ("width", "i32"), ("heads", "i32"), ("strict", "i32")),
     ],
 )
@@ -67,11 +68,13 @@ def reduce_gather(
     # Of few lanes a feature shares where rows by target are long.
     eager = edges < FEW_HITS * mark.size(0)
     flags = {"WEIGHTED": weighted(weight), "TIES": ties, "EAGER": eager}
+    flags["PAIRED"] = best is not None and paired(weight, x, best)
     macros = specialise(types_with(mark, x, rowptr), plan, speed, **flags)
     unusual = torch.zeros(1, dtype=torch.int32, device=x.device) if ties == _EVEN else None
+    share = None
     if place is None:
-        grad = _shares(runtime, grad, mark, rowptr, unusual, ties)
-    tables = (rowptr, idx, tiles, place, x, weight, mark, grad, best, dx, partial, unusual)
+        share = _shares(runtime, grad, mark, rowptr, unusual, ties)
+    tables = (rowptr, idx, tiles, place, x, weight, mark, grad, best, share, dx, partial, unusual)
     sizes = (rows, count, split, width, heads)
     blocks = plan.blocks(rows + count)
     _GATHER(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes, 0)
@@ -88,7 +91,7 @@ def _shares(
     """Returns what each edge that shares gets of each gradient."""
     share = torch.empty_like(grad)
     plan = merge_layout(grad.size(1), grad, share)
-    macros = specialise(types_with(mark, grad, index), plan, WEIGHTED=0, TIES=ties)
+    macros = specialise(types_with(mark, grad, index), plan, WEIGHTED=0, TIES=ties, PAIRED=0)
     blocks = -(-grad.numel() // (plan.vec * THREADS))
     _SHARE(runtime, macros, (blocks, 1), THREADS, grad, mark, share, unusual, grad.numel())
     return share
@@ -114,7 +117,9 @@ def reduce_weight(
     heads = weight.shape[1]
     channels, count = width // heads, tiles.size(0)
     plan = layout(channels, channels, *(t for t in (x, grad, best) if t is not None))
-    macros = specialise(types_with(mark, x, rowptr), plan, WEIGHTED=weighted(weight), TIES=ties)
+    macros = specialise(
+        types_with(mark, x, rowptr), plan, WEIGHTED=weighted(weight), TIES=ties, PAIRED=0
+    )
     tables = (rowptr, idx, perm, tiles, x, in_order(weight, perm), mark, grad, best, dw)
     grid = plan.blocks(rows + count), heads
     _WEIGHT(runtime, macros, grid, THREADS, *tables, rows, count, split, channels, heads)
