@@ -8,6 +8,7 @@
 //           and mark once
 // Numerics  NaN beats all and the first NaN stays; a row without edges gives 0; tiles merge in order
 // Limits    VEC divides width, and width / heads where heads > 1; marks: see common/marks.cuh
+#include "common/best.cuh"
 #include "common/marks.cuh"
 #include "common/merge.cuh"
 #include "common/rows.cuh"

@@ -46,7 +46,7 @@ PROBES = {
     },
     **{
         f"{name}.{scalar['SCALAR']}.{minimum}": Probe(
-            "best",
+            "pairs" if name == "equal_pair" else "best",
             f"{name}(a, b)",
             {**scalar, **PAIRS, "MINIMUM": minimum},
             dtype if name == "best_pair" else torch.int32,

@@ -1,15 +1,6 @@
 // The better of two numbers, NaN being better than all; two at once where the type allows it.
 #pragma once
-#include "scalar.cuh"
-
-// Whether numbers are compared as they are stored, two at once. PAIRED asks for it, in the backward
-// pass as in the forward pass: a comparison of floats takes numbers below 1.2e-38 for zero.
-#if SCALAR >= 2 && PAIRED && \
-    (defined(PORTABLE) || __CUDA_ARCH__ >= (SCALAR == 2 ? 800 : 900))
-#define PAIRS 1
-#else
-#define PAIRS 0
-#endif
+#include "pairs.cuh"
 
 DEVICE acc_t best_of(acc_t v, acc_t best) {
 #if SCALAR != 1 && !defined(PORTABLE) && __CUDA_ARCH__ >= 800
@@ -26,12 +17,7 @@ DEVICE acc_t best_of(acc_t v, acc_t best) {
 }
 
 #if PAIRS
-// Masks of 16 ones where v is better than, as good as, or equal to best: false where either is NaN.
-#if SCALAR == 2
-#define PAIR "f16x2"
-#else
-#define PAIR "bf16x2"
-#endif
+// Masks of 16 ones where v is better than, or as good as, best: false where either is NaN.
 #if MINIMUM
 #define BETTER "lt"
 #define AS_GOOD "le"
@@ -53,21 +39,12 @@ DEVICE unsigned as_good_pair(unsigned v, unsigned best) {
   asm("set." AS_GOOD ".u32." PAIR " %0, %1, %2;" : "=r"(mask) : "r"(v), "r"(best));
   return mask;
 }
-DEVICE unsigned equal_pair(unsigned v, unsigned best) {
-  unsigned mask;
-  asm("set.eq.u32." PAIR " %0, %1, %2;" : "=r"(mask) : "r"(v), "r"(best));
-  return mask;
-}
 DEVICE unsigned best_pair(unsigned v, unsigned best) {
   unsigned out;
   asm(BEST ".NaN." PAIR " %0, %1, %2;" : "=r"(out) : "r"(v), "r"(best));
   return out;
 }
 #else
-template <class Take>
-DEVICE unsigned each_half(unsigned v, unsigned best, Take take) {
-  return take(v & 0xffff, best & 0xffff) | (unsigned)take(v >> 16, best >> 16) << 16;
-}
 DEVICE unsigned better_pair(unsigned v, unsigned best) {
   return each_half(v, best, [](scalar_t a, scalar_t b) {
     return (unsigned)(MINIMUM ? widen(a) < widen(b) : widen(a) > widen(b)) * 0xffffu;
@@ -76,11 +53,6 @@ DEVICE unsigned better_pair(unsigned v, unsigned best) {
 DEVICE unsigned as_good_pair(unsigned v, unsigned best) {
   return each_half(v, best, [](scalar_t a, scalar_t b) {
     return (unsigned)(MINIMUM ? widen(a) <= widen(b) : widen(a) >= widen(b)) * 0xffffu;
-  });
-}
-DEVICE unsigned equal_pair(unsigned v, unsigned best) {
-  return each_half(v, best, [](scalar_t a, scalar_t b) {
-    return (unsigned)(widen(a) == widen(b)) * 0xffffu;
   });
 }
 DEVICE unsigned best_pair(unsigned v, unsigned best) {

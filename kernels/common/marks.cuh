@@ -6,7 +6,7 @@
 // row: where COUNTS, how many share; else the place in the row of the only edge that shares, or 1 - n
 // where n share. None share where "even" finds NaN, which no number equals.
 #pragma once
-#include "best.cuh"
+#include "pairs.cuh"
 
 #define EVEN 0
 #define FIRST 1

@@ -144,12 +144,10 @@ def test_the_dtype_that_is_given_up_is_that_of_the_features(
     monkeypatch.setitem(engines._engines, torch.device("cpu"), engine)
     csr = GRAPHS["unsorted"].adjacency.by_target
     x = torch.zeros(12, 4, dtype=dtype)
-    arg, tied = torch.zeros(12, 4, dtype=torch.int32), torch.zeros(12, dtype=torch.uint8)
     sums = torch.zeros(50, 1)  # the first tensor, of the dtype of sums
-    weight = torch.zeros(50, 1, dtype=dtype)
-    args = (csr, None, None, sums, torch.zeros(0, 4), x, arg, tied, x, weight, 0)
+    mark, weight = torch.zeros(12, 4, dtype=torch.int8), torch.zeros(50, 1, dtype=dtype)
     with pytest.raises(engines.KernelError):
-        engine.run("reduce_gather", *args)
+        engine.run("reduce_weight", csr, sums, x, mark, x, x, weight, 0)
     assert set(engine.broken) == {dtype}
 
 
@@ -219,8 +217,9 @@ SHORT, USUAL, LONG = 2, 15, 90  # mean degrees
         ("reduce", 1, 128, torch.bfloat16, USUAL, (4, 1)),
         ("reduce", 1, 128, torch.float64, LONG, (4, 1)),
         ("reduce", 1, 128, torch.float32, LONG, (8, 1)),
-        ("reduce_gather", 1, 128, torch.float32, USUAL, (4, 1)),
-        ("reduce_gather", 1, 128, torch.float32, SHORT, (2, 1)),
+        ("reduce_gather", 1, 128, torch.float32, USUAL, (4, 8)),
+        ("reduce_gather", 1, 128, torch.float32, SHORT, (2, 8)),
+        ("reduce_gather", 2, 256, torch.float32, USUAL, (4, 1)),
         ("gatv2", 4, 32, torch.float32, USUAL, (4, 7)),
         ("gatv2", 4, 32, torch.float32, LONG, (8, 6)),
         ("gatv2", 4, 64, torch.float64, USUAL, (4, 1)),

@@ -20,7 +20,8 @@ from torch_geometric.nn import (
 from torch_geometric.utils import softmax
 
 import pyg_ioaware
-from pyg_ioaware import ops
+from pyg_ioaware import engines, ops
+from pyg_ioaware.engines.cuda import CUDAEngine, CUDARuntime
 from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.ops import EdgeFeatures
 from pyg_ioaware.testing import compare
@@ -409,6 +410,33 @@ def test_more_than_two_to_the_31_elements():
         2 * int((degree > 0).sum()), rel=2e-2
     )
     assert not grad[:, :128].any()
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_no_memory_for_the_code_of_a_kernel(failures, monkeypatch):
+    """The memory that PyTorch keeps is given back first; the dtype is not given up."""
+    import cupy
+    from cupy_backends.cuda.api import driver
+
+    real, calls = cupy.RawModule, []
+
+    def module(*args, **kwargs):
+        calls.append(args)
+        if len(calls) <= failures:
+            raise driver.CUDADriverError(2)
+        return real(*args, **kwargs)
+
+    device, engine = torch.device("cuda", 0), CUDAEngine(CUDARuntime())
+    adj, x = Adjacency.from_pair(*graph(), 60, 60), torch.ones(60, 8, device=device)
+    monkeypatch.setitem(engines._engines, device, engine)
+    monkeypatch.setattr(cupy, "RawModule", module)
+    if failures == 1:
+        ops.spmm(x, adj)
+    else:
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="no memory on device 0"):
+            ops.spmm(x, adj)
+    assert len(calls) == 2
+    assert not engine.broken
 
 
 @pytest.mark.parametrize("ties", ["even", "exact"])

@@ -59,14 +59,6 @@ FAULTS = {
     "missing_barrier_of_edge_features": Fault(
         "gatv2_edges.cu", "mine;\n    }\n    __syncthreads();", "mine;\n    }", "gatv2_edges"
     ),
-    "missing_barrier_within_a_warp": Fault(
-        "reduce_hits.cu",
-        "own[u] = 0;\n    __syncwarp();",
-        "own[u] = 0;",
-        "min_first",
-        split=20,
-        channels=35,
-    ),
     "row_that_nobody_writes": Fault(
         "common/rows.cuh", "it.begin <= split", "it.begin < split", "sum"
     ),

@@ -249,7 +249,7 @@ def _entry(args):
         item = take(args)
 
 
-def reduce(csr, out, arg, tied, x, weight, partial, partial_arg, is_max, _ties):
+def reduce(csr, out, arg, tied, x, weight, partial, partial_arg, is_max, _ties=None):
     """Reduces each row's messages to ``out``, and tells in ``arg`` where the results come from."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = out.shape

@@ -15,6 +15,7 @@ from pyg_ioaware.engines.cuda import sources
 
 # The codes of struct for what a kernel takes by value; anything else is a pointer to such.
 _CODES = {"i32": "i", "i64": "q", "f32": "f", "f64": "d"}
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _SCALARS = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 _BITS = {torch.int32: 32, torch.int64: 64}
 _PLACES = {8: torch.int8, 16: torch.int16, 32: torch.int32}
@@ -215,16 +216,20 @@ class CUDARuntime:
 
     def load(self, source: str, name: str, options: tuple[str, ...], device: int) -> Launch:
         """Compiles a kernel for a device, or finds it in CuPy's disk cache."""
-        import cupy
         from cupy_backends.cuda.api import driver
 
-        options = (
-            *("-std=c++17", f"-I{sources.folder()}", f"-DHEADERS=0x{sources.digest()}"),
-            *options,
-        )
-        with cupy.cuda.Device(device):
-            module = cupy.RawModule(code=sources.text(source), options=options, backend="nvrtc")
-            kernel = module.get_function(name).kernel
+        try:
+            kernel = self._kernel(source, name, options, device)
+        except driver.CUDADriverError as error:
+            if error.status != _OUT_OF_MEMORY:
+                raise
+            # The driver has no memory for code where PyTorch keeps all of it.
+            torch.cuda.empty_cache()
+            try:
+                kernel = self._kernel(source, name, options, device)
+            except driver.CUDADriverError:
+                message = f"no memory on device {device} for the code of '{name}'"
+                raise torch.cuda.OutOfMemoryError(message) from error
         function, run, current = kernel.ptr, driver.launchKernel, torch._C._cuda_getDevice
 
         def launch(
@@ -237,6 +242,16 @@ class CUDARuntime:
                     run(function, x, y, 1, threads, 1, 1, 0, stream, params, 0)
 
         return launch
+
+    @staticmethod
+    def _kernel(source: str, name: str, options: tuple[str, ...], device: int) -> Any:
+        import cupy
+
+        folder = f"-I{sources.folder()}", f"-DHEADERS=0x{sources.digest()}"
+        options = ("-std=c++17", *folder, *options)
+        with cupy.cuda.Device(device):
+            module = cupy.RawModule(code=sources.text(source), options=options, backend="nvrtc")
+            return module.get_function(name).kernel
 
     def stream(self, device: int) -> int:
         """The current stream of the device."""
