@@ -238,10 +238,10 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, long long row, lo
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     reduce_gather(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                   const long long* __restrict__ tiles, const index_t* __restrict__ place,
-                  const scalar_t* __restrict__ x,
-                  const scalar_t* __restrict__ weight, const place_t* __restrict__ mark,
-                  const scalar_t* __restrict__ grad, const scalar_t* __restrict__ best,
-                  const scalar_t* __restrict__ share, scalar_t* __restrict__ dx, acc_t* __restrict__ partial, int* unusual,
+                  const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight,
+                  const place_t* __restrict__ mark, const scalar_t* __restrict__ grad,
+                  const scalar_t* __restrict__ best, const scalar_t* __restrict__ share,
+                  scalar_t* __restrict__ dx, acc_t* __restrict__ partial, int* unusual,
                   long long num_rows, long long num_tiles, long long split, int width, int heads,
                   int strict) {
 #if COUNTS
