@@ -78,6 +78,7 @@ CPU = (
 )
 LIKE = ("arxiv-like", "tolokers-like", "road-like", "products4-like")
 FORMS = ("EdgeIndex", "SparseTensor")
+PEERS = ("stock", "ours", "torch CSR", "Anemoi", "cudnn.gnn")
 CUDA = (
     Study((NONE,), MACHINE),
     Study(("power_law:2000:10000",), FOUR, modes=("host", STEP), without=FORMS, files=TINY),
@@ -87,7 +88,7 @@ CUDA = (
         OPS,
         ("float32", "bfloat16"),
         PASSES[:2],
-        providers=("stock", "ours", "torch CSR"),
+        providers=PEERS,
         files=CUDA_FILES,
     ),
     Study(  # stock PyG and its reference do not fit there
