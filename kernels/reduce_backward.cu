@@ -31,35 +31,6 @@
 #define EAGER 0  // whether gradients are asked for together with the marks
 #endif
 
-// The marks of one access, still together.
-struct Marks {
-  static constexpr int BITS_EACH = 8 * sizeof(place_t), PER = 32 / BITS_EACH;
-  static constexpr int WORDS = VEC < PER ? 1 : VEC / PER;
-  static constexpr unsigned ONES = ~0u / ((unsigned)(1ull << BITS_EACH) - 1u);  // 1 in each
-  unsigned words[WORDS];
-
-  // No place has the greatest number.
-  DEVICE_MEMBER void clear() {
-#pragma unroll
-    for (int w = 0; w < WORDS; w++) words[w] = ~0u ^ ONES << (BITS_EACH - 1);
-  }
-  DEVICE_MEMBER void load(const place_t* at) {
-    place_t marks[VEC];
-    load_words(at, marks);
-    memcpy(words, marks, sizeof(marks));
-  }
-  DEVICE_MEMBER bool is(int v, int place) const {
-    const unsigned all = BITS_EACH == 32 ? ~0u : (1u << (BITS_EACH & 31)) - 1u;
-    return !((words[v / PER] ^ place * ONES) & all << v % PER * BITS_EACH);
-  }
-  DEVICE_MEMBER bool any_shared() const {
-    unsigned signs = 0;
-#pragma unroll
-    for (int w = 0; w < WORDS; w++) signs |= words[w];
-    return signs & ONES << (BITS_EACH - 1);
-  }
-};
-
 struct Targets {
   const index_t *idx, *place;  // of each edge by source
   const scalar_t *x, *weight, *grad, *best, *share;
@@ -173,7 +144,7 @@ template <bool FULL>
 DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, long long row, long long k,
                       long long end, int f0, bool* unusual) {
   index_t target[BATCH];
-  Marks marks[BATCH][NV];
+  Marks<VEC> marks[BATCH][NV];
   int place[BATCH];
   Packed grad[BATCH][NV];
 #if WEIGHTED

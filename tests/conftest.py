@@ -67,7 +67,7 @@ def first_instances() -> None:
     IOAwareSAGEConv(1, 1)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def little_to_collect() -> None:
     """Lets the garbage collector, which many tests call, pass over what is loaded by now."""
     gc.collect()

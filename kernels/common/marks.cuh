@@ -6,6 +6,7 @@
 // row: where COUNTS, how many share; else the place in the row of the only edge that shares, or 1 - n
 // where n share. None share where "even" finds NaN, which no number equals.
 #pragma once
+#include "bits.cuh"
 #include "pairs.cuh"
 
 #define EVEN 0
@@ -52,3 +53,59 @@ DEVICE int mark_of(acc_t value, int place, int count) {
 DEVICE acc_t share_of(acc_t grad, int mark) {
   return !COUNTS && mark >= 0 ? grad : widen(narrow(grad / (acc_t)sharers(mark)));
 }
+
+// N marks of a row, of one access or more, still together.
+template <int N> struct Marks {
+  static constexpr int BITS_EACH = 8 * sizeof(place_t), PER = 32 / BITS_EACH;
+  static constexpr int WORDS = N < PER ? 1 : N / PER;
+  static constexpr unsigned ONES = ~0u / ((unsigned)(1ull << BITS_EACH) - 1u);  // 1 in each
+  static constexpr unsigned SIGNS = ONES << (BITS_EACH - 1);
+  unsigned words[WORDS];
+
+  // No place has the greatest number.
+  DEVICE_MEMBER void clear() {
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) words[w] = ~SIGNS;
+  }
+  DEVICE_MEMBER void load(const place_t* at) {
+    constexpr int BYTES = N * sizeof(place_t), ACCESS = BYTES < 16 ? BYTES : 16;
+    typedef typename Bits<ACCESS>::type bits;
+    clear();
+#pragma unroll
+    for (int b = 0; b < BYTES; b += ACCESS) {
+      const bits some = __ldg((const bits*)(at + b / sizeof(place_t)));
+      memcpy((char*)words + b, &some, ACCESS);
+    }
+  }
+  DEVICE_MEMBER bool is(int v, int place) const {
+    const unsigned all = BITS_EACH == 32 ? ~0u : (1u << (BITS_EACH & 31)) - 1u;
+    return !((words[v / PER] ^ place * ONES) & all << v % PER * BITS_EACH);
+  }
+  DEVICE_MEMBER bool any_shared() const {
+    unsigned signs = 0;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) signs |= words[w];
+    return signs & SIGNS;
+  }
+
+  // Sets of marks: a bit for each. They fit while a mark's bits are no fewer than the words.
+  DEVICE_MEMBER unsigned at(int place) const {
+    unsigned set = 0;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) {
+      const unsigned other = words[w] ^ place * ONES;  // zero where it is the place
+      set |= ~(((other & ~SIGNS) + ~SIGNS) | other | ~SIGNS) >> w;
+    }
+    return set;
+  }
+  DEVICE_MEMBER unsigned shared() const {
+    unsigned set = 0;
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) set |= (words[w] & SIGNS) >> w;
+    return set;
+  }
+  // Which mark one of the bits stands for.
+  static DEVICE_MEMBER int number(int bit) {
+    return (BITS_EACH - 1 - bit % BITS_EACH) * PER + bit / BITS_EACH;
+  }
+};

@@ -1,13 +1,7 @@
 // VEC numbers in one access of 2 to 16 bytes: the widest that rows and pointers are aligned to.
 #pragma once
+#include "bits.cuh"
 #include "scalar.cuh"
-
-template <int BYTES> struct Bits;
-template <> struct Bits<1> { typedef unsigned char type; };
-template <> struct Bits<2> { typedef unsigned short type; };
-template <> struct Bits<4> { typedef unsigned type; };
-template <> struct Bits<8> { typedef uint2 type; };
-template <> struct Bits<16> { typedef uint4 type; };
 
 typedef Bits<VEC * sizeof(scalar_t)>::type bits_t;
 

@@ -72,6 +72,12 @@ def merge_layout(width: int, *tables: Tensor) -> Layout:
     return Layout(layout(width, width, *tables).vec, 32, 1, 1)
 
 
+def scan_layout(width: int, mark: Tensor) -> Layout:
+    """Chooses how a kernel that looks for marks reads rows of them: one access a lane."""
+    found = layout(width, width, mark)
+    return found._replace(vectors=1, slices=found.slices * found.vectors)
+
+
 class HeadLayout(NamedTuple):
     r"""How the heads of a row are read.
 
@@ -206,6 +212,8 @@ def _pace(
     if kernel == "reduce_gather":
         lean = vectors == 1 and not features
         return Pace(2 if short else 4, (7 if more else 8) if lean else 1)
+    if kernel == "reduce_scan":
+        return Pace(4, 8)
     # In attention, lanes hold numbers as they are stored, or in the type of sums.
     words = vec * vectors * (max(size, 4) if kernel.startswith("gatv2") else size) // 4
     lean = vectors == 1 and size <= 4 and not features

@@ -12,11 +12,12 @@ from pyg_ioaware.engines.cuda.launch import (
     specialise,
     types_with,
 )
-from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_layout, pace
+from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_layout, pace, scan_layout
 from pyg_ioaware.engines.cuda.reduce import paired
 from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums, weighted
 from pyg_ioaware.graph.csr import CSR
 
+SCANNED = 32  # edges of a row from which marks are scanned before anything else is read
 FEW_HITS = 256  # edges of a row from which few of an edge's features share
 _EVEN = 0  # the rule for ties under which what is not finite reaches all edges
 _MOST_BLOCKS = 4096  # of a launch that has nothing to do as a rule
@@ -28,6 +29,14 @@ _GATHER = Kernel(
     [
         *(*ORDERED, ("place", "I*"), *_TABLES, ("share", "T*"), ("dx", "T*"), ("partial", "A*")),
         *(("unusual", "i32*"), *ROWS, ("width", "i32"), ("heads", "i32"), ("strict", "i32")),
+    ],
+)
+_SCAN = Kernel(
+    "reduce_scan",
+    "reduce_scan",
+    [
+        *(*ORDERED, ("place", "I*"), ("x", "T*"), ("mark", "P*"), ("grad", "T*"), ("best", "T*")),
+        *(("dx", "T*"), ("partial", "A*"), ("unusual", "i32*"), *ROWS, ("width", "i32")),
     ],
 )
 _SHARE = Kernel(
@@ -77,7 +86,16 @@ def reduce_gather(
     tables = (rowptr, idx, tiles, place, x, weight, mark, grad, best, share, dx, partial, unusual)
     sizes = (rows, count, split, width, heads)
     blocks = plan.blocks(rows + count)
-    _GATHER(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes, 0)
+    if place is not None and weight is None and edges >= SCANNED * mark.size(0):
+        scan = scan_layout(width, mark)
+        read = (rowptr, idx, tiles, place, x, mark, grad, best, dx, partial, unusual)
+        grid = scan.blocks(rows + count), scan.slices
+        fast = pace("reduce_scan", scan, mark, edges, rows)
+        flags = {"WEIGHTED": 0, "TIES": ties, "PAIRED": 0}
+        found = specialise(types_with(mark, x, rowptr), scan, fast, **flags)
+        _SCAN(runtime, found, grid, THREADS, *read, rows, count, split, width)
+    else:
+        _GATHER(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes, 0)
     if place is not None and unusual is not None:
         grid = min(blocks, _MOST_BLOCKS), plan.slices
         _GATHER(runtime, macros, grid, THREADS, *tables, *sizes, 1)

@@ -1,0 +1,113 @@
+// reduce_scan — gradients of reduce where rows by target are long, so that few edges share.
+// Maths     dx[j] = sum of the shares of the edges k from j in grad[i] (as reduce_gather)
+// Shapes    x, dx [S, width]  grad, best [N, width]  mark [N, width] (place_t)  place [E] (in the
+//           row by target)  partial [T, width] (acc_t)  unusual [1] (int)
+//           rowptr [S + 1]  idx [E]  tiles [T, 4]
+// Mapping   LANES lanes a row or tile by source, VEC marks a lane; wider rows by blockIdx.y. A lane
+//           compares its marks of an edge at once, and then adds what it finds to its own sums
+// Traffic   gathers E rows of mark, 8 bytes of idx and place each; 32 bytes of grad for each result
+// Numerics  acc_t sums, in an order that the structure and the marks give; tiles merged in order (by
+//           spmm_merge); no atomics
+// Limits    VEC divides width; an access of marks has 16 bytes at the most; no weights, no COUNTS
+//
+// `unusual` tells that a share is not finite: see reduce_backward.cu.
+#include "common/marks.cuh"
+#include "common/rows.cuh"
+
+struct Targets {
+  const index_t *idx, *place;  // of each edge by source
+  const scalar_t *grad, *best;
+  const place_t* mark;
+  int width;
+};
+
+// Adds the shares of an edge in the results, a bit each, that several edges share.
+DEVICE void add_shared(acc_t* sum, const Targets& t, const scalar_t* x, long long at, unsigned set) {
+  for (; set; set &= set - 1) {
+    const int v = Marks<VEC>::number(__ffs(set) - 1);
+    if (attains(widen(__ldg(x + v)), widen(__ldg(t.best + at + v))))
+      sum[v] += share_of(widen(__ldg(t.grad + at + v)), t.mark[at + v]);
+  }
+}
+
+template <bool FULL>
+DEVICE void add_batch(acc_t* sum, const Targets& t, const scalar_t* x, long long k, long long end,
+                      int f) {
+  long long at[BATCH];
+  int place[BATCH];
+  unsigned hits[BATCH], shared[BATCH], any = 0;
+  scalar_t grad[BATCH];
+#pragma unroll
+  for (int u = 0; u < BATCH; u++) {
+    const bool inside = FULL || k + u < end;
+    at[u] = inside ? (long long)__ldg(t.idx + k + u) * t.width + f : -1;
+    place[u] = inside ? (int)__ldg(t.place + k + u) : 0;
+  }
+  Marks<VEC> marks[BATCH];
+#pragma unroll
+  for (int u = 0; u < BATCH; u++) {
+    marks[u].clear();
+    if (FULL || at[u] >= 0) marks[u].load(t.mark + at[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < BATCH; u++) {
+    hits[u] = marks[u].at(place[u]);
+    shared[u] = TIES == FIRST ? 0 : marks[u].shared();
+    grad[u] = hits[u] ? __ldg(t.grad + at[u] + Marks<VEC>::number(__ffs(hits[u]) - 1)) : 0;
+  }
+#pragma unroll
+  for (int u = 0; u < BATCH; u++) {
+    if (hits[u]) sum[Marks<VEC>::number(__ffs(hits[u]) - 1)] += widen(grad[u]);
+    hits[u] &= hits[u] - 1;
+    any |= hits[u] | shared[u];
+  }
+  if (!any) return;
+#pragma unroll
+  for (int u = 0; u < BATCH; u++) {
+    for (; hits[u]; hits[u] &= hits[u] - 1) {
+      const int v = Marks<VEC>::number(__ffs(hits[u]) - 1);
+      sum[v] += widen(__ldg(t.grad + at[u] + v));
+    }
+    if (shared[u]) add_shared(sum, t, x, at[u], shared[u]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    reduce_scan(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+                const long long* __restrict__ tiles, const index_t* __restrict__ place,
+                const scalar_t* __restrict__ x, const place_t* __restrict__ mark,
+                const scalar_t* __restrict__ grad, const scalar_t* __restrict__ best,
+                scalar_t* __restrict__ dx, acc_t* __restrict__ partial, int* unusual,
+                long long num_rows, long long num_tiles, long long split, int width) {
+  __shared__ acc_t sums[THREADS * VEC];
+  Item it;
+  if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
+  const Targets targets = {idx, place, grad, best, mark, width};
+  const int lane = threadIdx.x % LANES, first = blockIdx.y * LANES * VEC, f = first + lane * VEC;
+  const unsigned group = group_mask();
+  acc_t* row = sums + (threadIdx.x - lane) * VEC;  // of the group; a lane adds to its VEC numbers
+#pragma unroll
+  for (int v = 0; v < VEC; v++) row[v * LANES + lane] = 0;
+  __syncwarp(group);
+  if (f < width) {
+    const scalar_t* own = x + it.row * width + f;
+    long long k = it.begin;
+    for (; k + BATCH <= it.end; k += BATCH)
+      add_batch<true>(row + lane * VEC, targets, own, k, it.end, f);
+    if (k < it.end) add_batch<false>(row + lane * VEC, targets, own, k, it.end, f);
+  }
+  __syncwarp(group);
+  bool found = false;
+#pragma unroll
+  for (int v = 0; v < VEC; v++) {
+    const int at = first + v * LANES + lane;
+    if (at >= width) break;
+    const acc_t sum = row[v * LANES + lane];
+    found |= !is_finite(sum);
+    if (it.part >= 0)
+      partial[it.part * width + at] = sum;
+    else
+      dx[it.row * width + at] = narrow(sum);
+  }
+  if (TIES == EVEN && found) *unusual = 1;
+}
