@@ -55,8 +55,8 @@ DEVICE acc_t share_of(acc_t grad, int mark) {
 }
 
 // N marks of a row, of one access or more, still together.
-template <int N> struct Marks {
-  static constexpr int BITS_EACH = 8 * sizeof(place_t), PER = 32 / BITS_EACH;
+template <int N, class T = place_t> struct Marks {
+  static constexpr int BITS_EACH = 8 * sizeof(T), PER = 32 / BITS_EACH;
   static constexpr int WORDS = N < PER ? 1 : N / PER;
   static constexpr unsigned ONES = ~0u / ((unsigned)(1ull << BITS_EACH) - 1u);  // 1 in each
   static constexpr unsigned SIGNS = ONES << (BITS_EACH - 1);
@@ -67,13 +67,13 @@ template <int N> struct Marks {
 #pragma unroll
     for (int w = 0; w < WORDS; w++) words[w] = ~SIGNS;
   }
-  DEVICE_MEMBER void load(const place_t* at) {
-    constexpr int BYTES = N * sizeof(place_t), ACCESS = BYTES < 16 ? BYTES : 16;
+  DEVICE_MEMBER void load(const T* at) {
+    constexpr int BYTES = N * sizeof(T), ACCESS = BYTES < 16 ? BYTES : 16;
     typedef typename Bits<ACCESS>::type bits;
     clear();
 #pragma unroll
     for (int b = 0; b < BYTES; b += ACCESS) {
-      const bits some = __ldg((const bits*)(at + b / sizeof(place_t)));
+      const bits some = __ldg((const bits*)(at + b / sizeof(T)));
       memcpy((char*)words + b, &some, ACCESS);
     }
   }
@@ -96,7 +96,7 @@ template <int N> struct Marks {
       const unsigned other = words[w] ^ place * ONES;  // zero where it is the place
       set |= ~(((other & ~SIGNS) + ~SIGNS) | other | ~SIGNS) >> w;
     }
-    return set;
+    return N < PER ? set & ((1u << (N * BITS_EACH & 31)) - 1u) : set;
   }
   DEVICE_MEMBER unsigned shared() const {
     unsigned set = 0;

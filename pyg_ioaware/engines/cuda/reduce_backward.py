@@ -31,12 +31,14 @@ _GATHER = Kernel(
         *(("unusual", "i32*"), *ROWS, ("width", "i32"), ("heads", "i32"), ("strict", "i32")),
     ],
 )
+_FOLD = Kernel("reduce_scan", "reduce_fold", [("mark", "P*"), ("folded", "u8*"), ("count", "i64")])
 _SCAN = Kernel(
     "reduce_scan",
     "reduce_scan",
     [
-        *(*ORDERED, ("place", "I*"), ("x", "T*"), ("mark", "P*"), ("grad", "T*"), ("best", "T*")),
-        *(("dx", "T*"), ("partial", "A*"), ("unusual", "i32*"), *ROWS, ("width", "i32")),
+        *(*ORDERED, ("place", "I*"), ("x", "T*"), ("mark", "P*"), ("folded", "u8*")),
+        *(("grad", "T*"), ("best", "T*"), ("dx", "T*"), ("partial", "A*"), ("unusual", "i32*")),
+        *(*ROWS, ("width", "i32")),
     ],
 )
 _SHARE = Kernel(
@@ -87,13 +89,8 @@ def reduce_gather(
     sizes = (rows, count, split, width, heads)
     blocks = plan.blocks(rows + count)
     if place is not None and weight is None and edges >= SCANNED * mark.size(0):
-        scan = scan_layout(width, mark)
-        read = (rowptr, idx, tiles, place, x, mark, grad, best, dx, partial, unusual)
-        grid = scan.blocks(rows + count), scan.slices
-        fast = pace("reduce_scan", scan, mark, edges, rows)
-        flags = {"WEIGHTED": 0, "TIES": ties, "PAIRED": 0}
-        found = specialise(types_with(mark, x, rowptr), scan, fast, **flags)
-        _SCAN(runtime, found, grid, THREADS, *read, rows, count, split, width)
+        read = (place, x, mark, grad, best, dx, partial, unusual)
+        _scan(runtime, by_source, *read, ties)
     else:
         _GATHER(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes, 0)
     if place is not None and unusual is not None:
@@ -101,6 +98,37 @@ def reduce_gather(
         _GATHER(runtime, macros, grid, THREADS, *tables, *sizes, 1)
     if count:
         merge_sums(runtime, by_source, partial, dx)
+
+
+def _scan(
+    runtime: Runtime,
+    by_source: CSR,
+    place: Tensor,
+    x: Tensor,
+    mark: Tensor,
+    grad: Tensor,
+    best: Tensor | None,
+    dx: Tensor,
+    partial: Tensor,
+    unusual: Tensor | None,
+    ties: int,
+) -> None:
+    rowptr, idx, _, tiles, split = by_source
+    (rows, width), count = dx.shape, tiles.size(0)
+    types, flags = types_with(mark, x, rowptr), {"WEIGHTED": 0, "TIES": ties, "PAIRED": 0}
+    folded = (
+        mark.view(torch.uint8)
+        if mark.element_size() == 1
+        else mark.new_empty(mark.shape, dtype=torch.uint8)
+    )
+    plan = scan_layout(width, folded)
+    macros = specialise(types, plan, pace("reduce_scan", plan, folded, idx.numel(), rows), **flags)
+    if mark.element_size() > 1:
+        blocks = -(-mark.numel() // (plan.vec * THREADS))
+        _FOLD(runtime, macros, (blocks, 1), THREADS, mark, folded, mark.numel())
+    grid = plan.blocks(rows + count), plan.slices
+    tables = (rowptr, idx, tiles, place, x, mark, folded, grad, best, dx, partial, unusual)
+    _SCAN(runtime, macros, grid, THREADS, *tables, rows, count, split, width)
 
 
 def _shares(
