@@ -8,9 +8,9 @@
 // Mapping   gather: LANES lanes a row or tile by source, NV accesses of VEC numbers a lane, wider
 //           rows by blockIdx.y; weight: the same by target, and head (blockIdx.y); share: VEC
 //           numbers a thread
-// Traffic   gather: E rows of mark, 8 bytes of idx and place each; of grad what its lanes share in
-//           (all if EAGER), best and x where several edges share. Where COUNTS: E rows of best and of
-//           shares, which take grad, mark and themselves once. weight: E rows of x
+// Traffic   gather: E rows of mark and grad, 8 bytes of idx and place each, best and x where several
+//           edges share. Where COUNTS: E rows of best and of shares, which take grad, mark and
+//           themselves once. weight: E rows of x
 // Numerics  acc_t sums in edge order, tiles merged in order (by spmm_merge); no float atomics
 // Limits    VEC divides width, and width / heads where heads > 1; marks: see common/marks.cuh
 //
@@ -26,9 +26,6 @@
 #ifndef BATCH
 #define BATCH 1  // of kernels that take no edges
 #define RESIDENT 1
-#endif
-#ifndef EAGER
-#define EAGER 0  // whether gradients are asked for together with the marks
 #endif
 
 struct Targets {
@@ -164,22 +161,11 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, long long row, lo
       const long long at = (long long)target[u] * t.width + f;
       marks[u][n].clear();
       if (inside) marks[u][n].load(t.mark + at);
-      grad[u][n] = EAGER && inside ? load_packed(t.grad + at) : zero_packed();
+      grad[u][n] = inside ? load_packed(t.grad + at) : zero_packed();
 #if WEIGHTED
       factor[u][n] = inside ? t.factor(k + u, f) : 0;
 #endif
     }
-#if !EAGER
-#pragma unroll
-  for (int u = 0; u < BATCH; u++)
-#pragma unroll
-    for (int n = 0; n < NV; n++) {
-      bool any = false;
-#pragma unroll
-      for (int v = 0; v < VEC; v++) any |= marks[u][n].is(v, place[u]);
-      if (any) grad[u][n] = load_packed(t.grad + (long long)target[u] * t.width + f0 + n * LANES * VEC);
-    }
-#endif
   unsigned again[NV] = {};  // a bit for each edge that ties in some feature
 #pragma unroll
   for (int u = 0; u < BATCH; u++)

@@ -24,6 +24,7 @@ struct Targets {
   const signed char* folded;
   int width;
 
+  DEVICE_MEMBER long long at(index_t target, int f) const { return (long long)target * width + f; }
   // Whether a mark is a place, of which its folded bits are known to be those.
   DEVICE_MEMBER bool confirms(long long at, int place) const {
     return sizeof(place_t) == 1 || __ldg(mark + at) == place;
@@ -32,9 +33,11 @@ struct Targets {
 
 typedef Marks<VEC, signed char> Folded;
 
-// Adds the shares of an edge in the results, a bit each, that several edges share.
-DEVICE void add_shared(acc_t* sum, const Targets& t, const scalar_t* x, long long at, unsigned set) {
-  for (; set; set &= set - 1) {
+// Adds the shares of an edge in results that several edges share.
+DEVICE void add_shared(acc_t* sum, const Targets& t, const scalar_t* x, long long at) {
+  Folded marks;
+  marks.load(t.folded + at);
+  for (unsigned set = marks.shared(); set; set &= set - 1) {
     const int v = Folded::number(__ffs(set) - 1);
     if (attains(widen(__ldg(x + v)), widen(__ldg(t.best + at + v))))
       sum[v] += share_of(widen(__ldg(t.grad + at + v)), __ldg(t.mark + at + v));
@@ -44,43 +47,45 @@ DEVICE void add_shared(acc_t* sum, const Targets& t, const scalar_t* x, long lon
 template <bool FULL>
 DEVICE void add_batch(acc_t* sum, const Targets& t, const scalar_t* x, long long k, long long end,
                       int f) {
-  long long at[BATCH];
+  index_t target[BATCH];
   int place[BATCH];
-  unsigned hits[BATCH], shared[BATCH], any = 0;
+  unsigned hits[BATCH];
+  bool shared[BATCH], any = false;
   scalar_t grad[BATCH];
 #pragma unroll
   for (int u = 0; u < BATCH; u++) {
     const bool inside = FULL || k + u < end;
-    at[u] = inside ? (long long)__ldg(t.idx + k + u) * t.width + f : -1;
+    target[u] = inside ? __ldg(t.idx + k + u) : -1;
     place[u] = inside ? (int)__ldg(t.place + k + u) : 0;
   }
   Folded marks[BATCH];
 #pragma unroll
   for (int u = 0; u < BATCH; u++) {
     marks[u].clear();
-    if (FULL || at[u] >= 0) marks[u].load(t.folded + at[u]);
+    if (FULL || target[u] >= 0) marks[u].load(t.folded + t.at(target[u], f));
   }
 #pragma unroll
   for (int u = 0; u < BATCH; u++) {
     hits[u] = marks[u].at(place[u] & 127);
-    shared[u] = TIES == FIRST ? 0 : marks[u].shared();
-    const long long first = at[u] + Folded::number(__ffs(hits[u]) - 1);
+    shared[u] = TIES != FIRST && marks[u].any_shared();
+    const long long first = t.at(target[u], f) + Folded::number(__ffs(hits[u]) - 1);
     grad[u] = hits[u] && t.confirms(first, place[u]) ? __ldg(t.grad + first) : 0;
   }
 #pragma unroll
   for (int u = 0; u < BATCH; u++) {
     if (hits[u]) sum[Folded::number(__ffs(hits[u]) - 1)] += widen(grad[u]);
     hits[u] &= hits[u] - 1;
-    any |= hits[u] | shared[u];
+    any |= hits[u] || shared[u];
   }
   if (!any) return;
 #pragma unroll
   for (int u = 0; u < BATCH; u++) {
+    const long long at = t.at(target[u], f);
     for (; hits[u]; hits[u] &= hits[u] - 1) {
       const int v = Folded::number(__ffs(hits[u]) - 1);
-      if (t.confirms(at[u] + v, place[u])) sum[v] += widen(__ldg(t.grad + at[u] + v));
+      if (t.confirms(at + v, place[u])) sum[v] += widen(__ldg(t.grad + at + v));
     }
-    if (shared[u]) add_shared(sum, t, x, at[u], shared[u]);
+    if (shared[u]) add_shared(sum, t, x, at);
   }
 }
 

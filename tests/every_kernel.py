@@ -41,6 +41,7 @@ def _hubs() -> Graph:
 
 
 _DENSE = Graph(random_edges(5, 4, 200), 6, 4)
+_LONG = Graph(random_edges(5, 1, 300), 6, 1)  # whose marks are scanned
 # Each with the edges beyond which a row is split. By the edges of a row on average, one or the
 # other of the kernels that gather maxima is taken; whole rows have full batches of edges.
 GRAPHS = [(_DENSE, 128), (_DENSE, 3), (_hubs(), 3)]
@@ -147,6 +148,8 @@ def run(dtype: torch.dtype, shape: Shape, every: bool = True) -> None:
     _structures()
     for (graph, engine.split), call in itertools.product(GRAPHS, chosen):
         call(graph.adjacency, dtype, shape)
+    for engine.split, ties in itertools.product((3, 128), TIES if every else TIES[:1]):
+        _best(0, "max", ties)(_LONG.adjacency, dtype, shape)
 
 
 def main() -> None:

@@ -220,6 +220,8 @@ SHORT, USUAL, LONG = 2, 15, 90  # mean degrees
         ("reduce_gather", 1, 128, torch.float32, USUAL, (4, 8)),
         ("reduce_gather", 1, 128, torch.float32, SHORT, (2, 8)),
         ("reduce_gather", 2, 256, torch.float32, USUAL, (4, 1)),
+        ("reduce_scan", 1, 128, torch.float32, LONG, (2, 10)),
+        ("reduce_scan", 1, 128, torch.float64, LONG, (2, 8)),
         ("gatv2", 4, 32, torch.float32, USUAL, (4, 7)),
         ("gatv2", 4, 32, torch.float32, LONG, (8, 6)),
         ("gatv2", 4, 64, torch.float64, USUAL, (4, 1)),

@@ -21,7 +21,7 @@ from torch_geometric.utils import softmax
 
 import pyg_ioaware
 from pyg_ioaware import engines, ops
-from pyg_ioaware.engines.cuda import CUDAEngine, CUDARuntime
+from pyg_ioaware.engines.cuda import CUDAEngine, CUDARuntime, reduce_backward
 from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.ops import EdgeFeatures
 from pyg_ioaware.testing import compare
@@ -452,6 +452,28 @@ def test_all_shares_of_a_tiny_maximum_in_bfloat16(bits, width, ties):
     (grad,) = torch.autograd.grad(ops.reduce(x, adj, ties=ties).sum(), x)
     # Of a result of zero, the buffer that scatter_reduce starts from shares, too.
     assert grad.float().sum(0).tolist() == pytest.approx([1.0] * width, abs=0.02)
+
+
+@pytest.mark.parametrize("ties", ["even", "first", "exact"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [128, 600, 47])
+@pytest.mark.parametrize("longest", [100, 5_000, 40_000])  # marks of 8, 16 and 32 bits
+def test_marks_that_are_scanned(monkeypatch, longest, width, dtype, ties):
+    """Gradients are those of marks that are not, but for the order of sums."""
+    source, target = graph(500, 20_000)
+    source = torch.cat([source, torch.arange(longest, device="cuda") % 500])
+    target = torch.cat([target, target.new_full((longest,), 500)])
+    adj = Adjacency.from_pair(source, target, 500, 501)
+    x = torch.randn(500, width, device="cuda", dtype=dtype)
+    x[:, ::5] = x[:, ::5].round()  # some tie
+    out = ops.reduce(x.requires_grad_(), adj, ties=ties)
+    grad = torch.randn_like(out)
+    found = []
+    for edges in (10**9, 0, 0):
+        monkeypatch.setattr(reduce_backward, "SCANNED", edges)
+        found += torch.autograd.grad(out, x, grad, retain_graph=True)
+    assert torch.equal(found[1], found[2])
+    torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("op", ATTENTION)

@@ -16,7 +16,7 @@ from runtime import COMPILER, HERE, SANITIZED, HostRuntime, installed, sanitizer
 from torch import Tensor
 
 from pyg_ioaware import ops
-from pyg_ioaware.engines.cuda import CUDAEngine
+from pyg_ioaware.engines.cuda import CUDAEngine, reduce_backward
 from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
 from pyg_ioaware.ops.reduce import Reduce
@@ -225,13 +225,23 @@ CASES: dict[str, Case] = {
     "max_even": _reduce(None, True, "even"),
     "min_first": _reduce(None, False, "first"),
     "max_exact": _reduce(None, True, "exact"),
+    "scanned_max_even": _reduce(None, True, "even"),
+    "scanned_min_first": _reduce(None, False, "first"),
+    "scanned_max_exact": _reduce(None, True, "exact"),
     "weighted_max_even": _reduce(_edge_all, True, "even"),
     "weighted_min_exact": _reduce(_edge_all, False, "exact"),
     "heads_max_first": _reduce(_edge, True, "first"),
     "heads_min_even": _reduce(_edge, False, "even"),
 }
 # One of each kind of kernel, where a test has many other parameters.
-KINDS = ["sum", "heads_mean", "sddmm", "heads_min_even"]
+KINDS = ["sum", "heads_mean", "sddmm", "heads_min_even", "scanned_max_even"]
+
+
+@pytest.fixture(autouse=True)
+def scanned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has marks of short rows scanned, too, by tests that say so."""
+    if "scanned" in request.node.name:
+        monkeypatch.setattr(reduce_backward, "SCANNED", 0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -283,7 +293,10 @@ def test_memory_that_is_not_aligned(
         (2**15 - 1, torch.int32),
     ],
 )
-def test_marks_of_few_bits(engine: CUDAEngine, most: int, dtype: torch.dtype, ties: str) -> None:
+@pytest.mark.parametrize("by", ["gathered", "scanned"])
+def test_marks_of_few_bits(
+    engine: CUDAEngine, by: str, most: int, dtype: torch.dtype, ties: str
+) -> None:
     """The last edge of a row may be the only one that shares, or all may."""
     assert engine.split == 128
     degrees = torch.tensor([most, 125, 64, 1, 0])
@@ -309,8 +322,9 @@ def test_marks_of_few_bits(engine: CUDAEngine, most: int, dtype: torch.dtype, ti
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 @pytest.mark.parametrize("split", [20, 128])
+@pytest.mark.parametrize("by", ["gathered", "scanned"])
 def test_gradients_that_are_not_finite_reach_all_edges(
-    engine: CUDAEngine, split: int, value: float
+    engine: CUDAEngine, by: str, split: int, value: float
 ) -> None:
     """Of long rows, too, in which nothing ties."""
     engine.split = split

@@ -213,7 +213,7 @@ def _pace(
         lean = vectors == 1 and not features
         return Pace(2 if short else 4, (7 if more else 8) if lean else 1)
     if kernel == "reduce_scan":
-        return Pace(4, 8)
+        return Pace(2, 10 if size == 4 else 8)
     # In attention, lanes hold numbers as they are stored, or in the type of sums.
     words = vec * vectors * (max(size, 4) if kernel.startswith("gatv2") else size) // 4
     lean = vectors == 1 and size <= 4 and not features

@@ -17,8 +17,10 @@ from pyg_ioaware.engines.cuda.reduce import paired
 from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums, weighted
 from pyg_ioaware.graph.csr import CSR
 
-SCANNED = 32  # edges of a row from which marks are scanned before anything else is read
-FEW_HITS = 256  # edges of a row from which few of an edge's features share
+# Edges of a row from which marks are scanned before anything else is read, and those where the
+# gradients do not fit in the L2 cache.
+SCANNED, SCANNED_AFAR = 256, 32
+_CACHE = 64 << 20  # bytes, about
 _EVEN = 0  # the rule for ties under which what is not finite reaches all edges
 _MOST_BLOCKS = 4096  # of a launch that has nothing to do as a rule
 
@@ -76,9 +78,7 @@ def reduce_gather(
     heads, weight = 1 if weight is None else weight.shape[1], in_order(weight, perm)
     plan = layout(width, width // heads, *(t for t in (x, dx, grad, best) if t is not None))
     speed = pace("reduce_gather", plan, grad, edges, rows, weight is not None, place is None)
-    # Of few lanes a feature shares where rows by target are long.
-    eager = edges < FEW_HITS * mark.size(0)
-    flags = {"WEIGHTED": weighted(weight), "TIES": ties, "EAGER": eager}
+    flags = {"WEIGHTED": weighted(weight), "TIES": ties}
     flags["PAIRED"] = best is not None and paired(weight, x, best)
     macros = specialise(types_with(mark, x, rowptr), plan, speed, **flags)
     unusual = torch.zeros(1, dtype=torch.int32, device=x.device) if ties == _EVEN else None
@@ -88,7 +88,9 @@ def reduce_gather(
     tables = (rowptr, idx, tiles, place, x, weight, mark, grad, best, share, dx, partial, unusual)
     sizes = (rows, count, split, width, heads)
     blocks = plan.blocks(rows + count)
-    if place is not None and weight is None and edges >= SCANNED * mark.size(0):
+    far = grad.numel() * grad.element_size() > _CACHE
+    scanned = edges >= (SCANNED_AFAR if far else SCANNED) * mark.size(0)
+    if scanned and place is not None and weight is None:
         read = (place, x, mark, grad, best, dx, partial, unusual)
         _scan(runtime, by_source, *read, ties)
     else:
@@ -116,14 +118,11 @@ def _scan(
     rowptr, idx, _, tiles, split = by_source
     (rows, width), count = dx.shape, tiles.size(0)
     types, flags = types_with(mark, x, rowptr), {"WEIGHTED": 0, "TIES": ties, "PAIRED": 0}
-    folded = (
-        mark.view(torch.uint8)
-        if mark.element_size() == 1
-        else mark.new_empty(mark.shape, dtype=torch.uint8)
-    )
+    folds = mark.element_size() > 1
+    folded = torch.empty_like(mark, dtype=torch.uint8) if folds else mark.view(torch.uint8)
     plan = scan_layout(width, folded)
-    macros = specialise(types, plan, pace("reduce_scan", plan, folded, idx.numel(), rows), **flags)
-    if mark.element_size() > 1:
+    macros = specialise(types, plan, pace("reduce_scan", plan, grad, idx.numel(), rows), **flags)
+    if folds:
         blocks = -(-mark.numel() // (plan.vec * THREADS))
         _FOLD(runtime, macros, (blocks, 1), THREADS, mark, folded, mark.numel())
     grid = plan.blocks(rows + count), plan.slices
