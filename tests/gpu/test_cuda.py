@@ -1,5 +1,6 @@
 """What only a GPU shows: streams, devices, graphs, sizes, memory. Parity: TEST_DEVICE=cuda."""
 
+import copy
 import gc
 import subprocess
 import sys
@@ -266,6 +267,36 @@ def test_a_captured_graph(name, prepared):
             with pyg_ioaware.disabled():
                 assert_close(got, step(layer, x, *args))
     pyg_ioaware.cache_limits(max_entries=512)
+
+
+class Fixed(torch.nn.Module):
+    """A layer on edges that do not change: what a CUDA graph may capture."""
+
+    def __init__(self, layer, *args):
+        super().__init__()
+        self.layer, self.args = layer, args
+
+    def forward(self, x):
+        return self.layer(x, *self.args)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_graphed_callable(name):
+    layer, args = LAYERS[name]().cuda(), inputs(name, graph())
+    twin, x = copy.deepcopy(layer), torch.randn(60, 16, device="cuda", requires_grad=True)
+    with pyg_ioaware.patched(strict=True):
+        graphed = torch.cuda.make_graphed_callables(Fixed(layer, *args), (x,))
+    for seed in range(3):
+        x = torch.randn(60, 16, generator=torch.Generator().manual_seed(seed)).cuda()
+        found, expected = [], []
+        for run, of, into in ((graphed, layer, found), (Fixed(twin, *args), twin, expected)):
+            leaf = x.clone().requires_grad_()
+            out = run(leaf)
+            out.square().sum().backward()
+            into += [out.detach().clone(), leaf.grad]
+            into += [p.grad.clone() for p in of.parameters() if p.grad is not None]
+            of.zero_grad()
+        assert_close(found, expected)
 
 
 def test_a_captured_graph_without_preparation_runs_on_stock():
