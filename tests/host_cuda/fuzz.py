@@ -27,10 +27,11 @@ import test_host_ops
 from runtime import HostRuntime, installed
 from test_host_ops import CASES, DTYPES, with_int64
 
-from pyg_ioaware.engines.cuda import CUDAEngine
+from pyg_ioaware.engines.cuda import CUDAEngine, reduce_backward
 from pyg_ioaware.graph.csr import Adjacency
 
 ROUND = 10  # examples between two looks at the clock
+SCANNED = reduce_backward.SCANNED
 HUB = 110  # edges to one target beside the others, at the most
 
 
@@ -135,6 +136,7 @@ def sums(name: str, shape: tuple[int, int], problem: Problem) -> None:
     heads, channels = shape
     if "heads" not in name and "sddmm" not in name:
         heads, channels = 1, heads * channels
+    reduce_backward.SCANNED = 0 if "scanned" in name else SCANNED
     fields = {key: getattr(CASES[name], key) for key in test_host_ops.Case.__dataclass_fields__}
     problem.check(Sums(**fields, strided=problem.strided), heads, channels)
 
