@@ -53,7 +53,7 @@ class Study:
 OPS = ("spmm-128", "spmmw-128", "max-128", "gatv2-4x32", "transformer-4x32")
 FOUR = ("GCNConv-128", "SAGEConv_max-128", "GATv2Conv-4x32", "TransformerConv-4x32")
 EDGES = ("GATv2Conv-4x32-edges", "TransformerConv-4x32-edges")
-TRAIN = tuple(f"train_{name}" for name in TRAINED)
+TRAIN = tuple(f"train_{name}" for name in TRAINED if name != "loader")
 MACHINE = ("copy", "gather")
 TINY = ("cora", "karate_club")
 CPU_FILES = (
@@ -65,24 +65,37 @@ CUDA_FILES = (
     *("debian_contents", "mesh_wave", "roads_moscow"),
 )
 
+FORMS = ("EdgeIndex", "SparseTensor")
+SLOW = (*FORMS, "torch.compile")  # where graphs change at each step, or nothing fits
 CPU = (
     Study((NONE,), MACHINE),
     Study(("power_law:20000:400000",), (*FOUR, *OPS, "structure"), files=CPU_FILES[:1]),
-    Study((), FOUR, modes=(STEP,), files=CPU_FILES),
-    Study((), OPS, modes=PASSES[:2], providers=("stock", "ours", "SparseTensor"), files=CPU_FILES),
-    Study(("molecules:1000", "sampled:100000:2000000:512"), (*FOUR, *EDGES), modes=(STEP,)),
-    Study(("mesh:40000", "bipartite:40000:20000:8"), (*EDGES, "transformer-4x32"), modes=(STEP,)),
-    Study(("power_law:2000:10000",), FOUR, modes=("forward", STEP), files=TINY),
-    Study(("planted:20000:400000",), TRAIN, files=("coauthor_cs", "amazon_computers")),
-    Study((), ("structure",), files=CPU_FILES),
+    Study((), FOUR, modes=(STEP,), without=FORMS[:1], files=CPU_FILES),
+    Study((), OPS, modes=PASSES[:2], providers=("stock", "ours"), files=CPU_FILES[1:2]),
+    Study(
+        ("molecules:1000", "sampled:100000:2000000:512"),
+        (*FOUR, *EDGES),
+        modes=(STEP,),
+        without=SLOW,
+    ),
+    Study(
+        ("mesh:40000", "bipartite:40000:20000:8"),
+        (*EDGES, "transformer-4x32"),
+        modes=(STEP,),
+        without=SLOW,
+    ),
+    Study((), FOUR, modes=(STEP,), without=FORMS, files=TINY),
+    Study((), TRAIN, files=("amazon_computers",)),
+    Study((), ("train_loader",), files=("coauthor_cs",)),
+    Study((), ("structure",), files=CPU_FILES[1:]),
 )
 LIKE = ("arxiv-like", "tolokers-like", "road-like", "products4-like")
-FORMS = ("EdgeIndex", "SparseTensor")
 PEERS = ("stock", "ours", "torch CSR", "Anemoi", "cudnn.gnn")
 CUDA = (
     Study((NONE,), MACHINE),
     Study(("power_law:2000:10000",), FOUR, modes=("host", STEP), without=FORMS, files=TINY),
-    Study(LIKE[:3], FOUR, modes=(STEP,), without=FORMS, files=CUDA_FILES),
+    Study(LIKE[:3], FOUR, modes=(STEP,), without=FORMS, files=(*CUDA_FILES[:2], *CUDA_FILES[3:])),
+    Study((), FOUR, modes=(STEP,), without=SLOW, files=CUDA_FILES[2:3]),
     Study(
         LIKE[:3],
         OPS,
@@ -99,16 +112,23 @@ CUDA = (
         providers=("ours", "torch CSR"),
         gate_on="arxiv-like",
     ),
-    Study(LIKE[:1], OPS, modes=("inference", *PASSES[:2]), l2=("warm", "cold")),
-    Study(LIKE[:1], ("GCNConv_cached-128", *FOUR), ("float32", "bfloat16"), files=("tolokers",)),
+    Study(LIKE[:1], OPS, modes=("inference", *PASSES[:2]), l2=("warm", "cold"), providers=PEERS),
+    Study(
+        LIKE[:1],
+        ("GCNConv_cached-128", *FOUR),
+        ("float32", "bfloat16"),
+        providers=("stock", "ours", "linears"),
+    ),
     Study((*LIKE[:3], "rmat:17:16"), ("structure",), files=CUDA_FILES),
     Study(
         ("mesh:200000", "bipartite:200000:100000:8", "molecules:10000"),
         (*EDGES, "transformer-4x32"),
         modes=(STEP,),
+        without=SLOW,
     ),
-    Study(("sampled:169343:2300000:1024",), FOUR, modes=("host", STEP), without=FORMS),
-    Study(("planted:169343:2300000",), TRAIN, files=("coauthor_physics", "tolokers")),
+    Study(("sampled:169343:2300000:1024",), FOUR, modes=("host", STEP), without=SLOW),
+    Study(("planted:169343:2300000",), TRAIN),
+    Study((), ("train_loader",), files=("coauthor_physics",)),
 )
 WIDTHS, SHAPES = (64, 128, 256, 512), ("2x64", "8x32", "8x128")
 
