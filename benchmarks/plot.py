@@ -23,13 +23,18 @@ NOT_PEERS = ("stock", "linears", "machine")
 Group = dict[str, Row]
 
 
+def _threads(row: Row) -> str:
+    """Returns the number of threads where it matters: on a CPU."""
+    return "" if row["device"] == "cuda" else row["threads"]
+
+
 def groups(found: Iterable[Row], *modes: str) -> dict[tuple[str, ...], Group]:
     """Returns, for each thing that was measured, the latest row of each provider."""
     grouped: dict[tuple[str, ...], Group] = {}
     for row in found:
         if not modes or row["mode"] in modes:
-            names = ("machine", "threads", "graph", "case", "dtype", "mode", "l2")
-            key = tuple(row[name] for name in names)
+            names = ("graph", "case", "dtype", "mode", "l2")
+            key = (row["machine"], _threads(row), *(row[name] for name in names))
             grouped.setdefault(key, {})[row["provider"]] = row
     return grouped
 
@@ -73,33 +78,37 @@ def table(found: list[Row], pattern: str = "") -> str:
         found (list): Rows.
         pattern (str, optional): A regular expression for graph and case. (default: all)
     """
-    lines: list[str] = []
-    seen = ("", "")
-    for key, group in groups(found, STEP, "epoch").items():
-        machine, threads, graph, case, dtype, _, _ = key
+    steps: dict[tuple[str, str], dict[str, list[Group]]] = {}  # by machine, then by graph
+    for (machine, threads, graph, case, *_), group in groups(found, STEP, "epoch").items():
         row = group.get("ours") or next(iter(group.values()))
         layer = row["setup_ms"] and case[:1].isupper()
-        if not (layer or case.startswith("train_")) or not re.search(pattern, f"{graph} {case}"):
-            continue
-        if (machine, threads) != seen:
-            seen = (machine, threads)
-            here = (r["commit"] for r in found if (r["machine"], r["threads"]) == seen)
-            lines += ["", *_heading(row, ", ".join(dict.fromkeys(here)))]
-        stock, ours, peer = group.get("stock"), group.get("ours"), best_peer(group)
-        memory = [
-            "-" if r is None or not r["peak_mib"] else _number(float(r["peak_mib"]))
-            for r in (stock, ours)
-        ]
-        cells = [
-            *(graph, f"{int(row['edges']):,}", case if dtype == "float32" else f"{case} {dtype}"),
-            _cell(stock),
-            "-" if peer is None else f"{_number(ms(peer))} ({peer['provider']})",
-            _cell(ours),
-            *(_ratio(ms(stock), ms(ours)), _ratio(ms(peer), ms(ours))),
-            *(" / ".join(memory), _number(payback(group))),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        if (layer or case.startswith("train_")) and re.search(pattern, f"{graph} {case}"):
+            steps.setdefault((machine, threads), {}).setdefault(graph, []).append(group)
+    lines: list[str] = []
+    for by_graph in steps.values():
+        shown = [group for groups in by_graph.values() for group in groups]
+        commits = dict.fromkeys(r["commit"] for group in shown for r in group.values())
+        first = next(iter(shown[0].values()))
+        lines += ["", *_heading(first, ", ".join(commits)), *(_line(group) for group in shown)]
     return "\n".join(lines).strip()
+
+
+def _line(group: Group) -> str:
+    stock, ours, peer = group.get("stock"), group.get("ours"), best_peer(group)
+    row = ours or next(iter(group.values()))
+    case = row["case"] if row["dtype"] == "float32" else f"{row['case']} {row['dtype']}"
+    memory = [
+        "-" if r is None or not r["peak_mib"] else _number(float(r["peak_mib"]))
+        for r in (stock, ours)
+    ]
+    cells = [
+        *(row["graph"], f"{int(row['edges']):,}", case, _cell(stock)),
+        "-" if peer is None else f"{_number(ms(peer))} ({peer['provider']})",
+        _cell(ours),
+        *(_ratio(ms(stock), ms(ours)), _ratio(ms(peer), ms(ours))),
+        *(" / ".join(memory), _number(payback(group))),
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(row: Row | None) -> str:
@@ -111,8 +120,7 @@ def _cell(row: Row | None) -> str:
 def _heading(row: Row, commits: str) -> Iterator[str]:
     names = {"cuda": "CUDA", "driver": "driver", "cupy": "CuPy", "numba": "Numba"}
     parts = [f"{text} {row[name]}" for name, text in names.items() if row[name]]
-    where = row["machine"] if row["device"] == "cuda" else f"{row['machine']}, {row['threads']}"
-    where += "" if row["device"] == "cuda" else " threads"
+    where = row["machine"] + (f", {_threads(row)} threads" if _threads(row) else "")
     made_by = [f"torch {row['torch']}", f"PyG {row['pyg']}", *parts]
     yield f"{where}; commit {commits}; {', '.join(made_by)}"
     yield ""
@@ -322,7 +330,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--readme", type=Path, help="file whose table is replaced")
     parser.add_argument("--filter", default="", help="regular expression for the table's rows")
     args = parser.parse_args(argv)
-    found = [row for path in args.csv for row in rows.read(path)]
+    try:
+        found = [row for path in args.csv for row in rows.read(path)]
+    except (OSError, ValueError) as error:
+        raise SystemExit(str(error)) from None
     text = table(found, args.filter)
     lost = losses(found)
     print(text, "", *means(found), "", "Where others are faster:" if lost else "", *lost, sep="\n")

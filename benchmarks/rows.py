@@ -44,7 +44,10 @@ def read(path: Path) -> list[Row]:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise ValueError(f"{path}: columns are {reader.fieldnames}, not {list(COLUMNS)}")
+            raise ValueError(
+                f"'{path}' is no file of this version of benchmarks.run: it has other columns "
+                f"(got {reader.fieldnames})"
+            )
         rows = list(reader)
     seen = set()
     for row in rows:

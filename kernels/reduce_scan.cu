@@ -34,19 +34,21 @@ struct Targets {
 typedef Marks<VEC, signed char> Folded;
 
 // Adds the shares of an edge in results that several edges share.
-DEVICE void add_shared(acc_t* sum, const Targets& t, const scalar_t* x, long long at) {
+DEVICE void add_shared(acc_t* sum, const Targets& t, const scalar_t* x, long long at,
+                       bool* unusual) {
   Folded marks;
   marks.load(t.folded + at);
   for (unsigned set = marks.shared(); set; set &= set - 1) {
     const int v = Folded::number(__ffs(set) - 1);
-    if (attains(widen(__ldg(x + v)), widen(__ldg(t.best + at + v))))
-      sum[v] += share_of(widen(__ldg(t.grad + at + v)), __ldg(t.mark + at + v));
+    const acc_t share = share_of(widen(__ldg(t.grad + at + v)), __ldg(t.mark + at + v));
+    *unusual |= !is_finite(share);  // of NaN, which nobody attains, too
+    if (attains(widen(__ldg(x + v)), widen(__ldg(t.best + at + v)))) sum[v] += share;
   }
 }
 
 template <bool FULL>
 DEVICE void add_batch(acc_t* sum, const Targets& t, const scalar_t* x, long long k, long long end,
-                      int f) {
+                      int f, bool* unusual) {
   index_t target[BATCH];
   int place[BATCH];
   unsigned hits[BATCH];
@@ -85,7 +87,7 @@ DEVICE void add_batch(acc_t* sum, const Targets& t, const scalar_t* x, long long
       const int v = Folded::number(__ffs(hits[u]) - 1);
       if (t.confirms(at + v, place[u])) sum[v] += widen(__ldg(t.grad + at + v));
     }
-    if (shared[u]) add_shared(sum, t, x, at);
+    if (shared[u]) add_shared(sum, t, x, at, unusual);
   }
 }
 
@@ -120,16 +122,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   acc_t* row = sums + (threadIdx.x - lane) * VEC;  // of the group; a lane adds to its VEC numbers
 #pragma unroll
   for (int v = 0; v < VEC; v++) row[v * LANES + lane] = 0;
+  bool found = false;
   __syncwarp(group);
   if (f < width) {
     const scalar_t* own = x + it.row * width + f;
     long long k = it.begin;
     for (; k + BATCH <= it.end; k += BATCH)
-      add_batch<true>(row + lane * VEC, targets, own, k, it.end, f);
-    if (k < it.end) add_batch<false>(row + lane * VEC, targets, own, k, it.end, f);
+      add_batch<true>(row + lane * VEC, targets, own, k, it.end, f, &found);
+    if (k < it.end) add_batch<false>(row + lane * VEC, targets, own, k, it.end, f, &found);
   }
   __syncwarp(group);
-  bool found = false;
 #pragma unroll
   for (int v = 0; v < VEC; v++) {
     const int at = first + v * LANES + lane;

@@ -59,7 +59,8 @@ def reduce(x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties:
     if ties == "even":
         return out
     # The other rules choose by constant coefficients: the value is the same, the gradient theirs.
-    hit = values.detach() == out.detach().index_select(0, dst)
+    value, best = values.detach(), out.detach().index_select(0, dst)
+    hit = (value == best) | (value.isnan() & best.isnan())
     if ties == "first":
         order = _positions(adj).view(-1, 1).expand_as(index)
         none = torch.full_like(zeros, adj.num_edges, dtype=torch.long)
@@ -68,7 +69,8 @@ def reduce(x: Tensor, weight: Tensor | None, adj: Adjacency, is_max: bool, ties:
     else:
         count = zeros.scatter_add(0, index, hit.to(x.dtype))
         share = hit.to(x.dtype) / count.index_select(0, dst)
-    return zeros.scatter_add(0, index, values * share)
+    # An infinite value of an edge without a share must not meet a zero.
+    return zeros.scatter_add(0, index, values.where(share > 0, values.new_zeros(())) * share)
 
 
 def gatv2(

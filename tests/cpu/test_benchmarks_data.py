@@ -89,7 +89,7 @@ def test_read_refuses_doubles_and_other_columns(tmp_path):
     with pytest.raises(ValueError, match="there twice"):
         rows.read(path)
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="columns are"):
+    with pytest.raises(ValueError, match="other columns"):
         rows.read(path)
 
 

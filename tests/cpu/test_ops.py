@@ -7,6 +7,7 @@ import pytest
 import torch
 from graphs import (
     BY_NUMBA,
+    DEVICE,
     GRAPHS,
     HUB_DEGREE,
     NONDET_TOL,
@@ -554,3 +555,26 @@ def test_indices_out_of_range_make_no_structure(
     from pyg_ioaware.graph.csr import Adjacency
 
     assert Adjacency.from_pair(*torch.tensor(edges), num_src, num_dst) is None
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("ties", ["first", "exact"])
+def test_maxima_that_are_not_finite_have_their_gradient_through_plain_pytorch_too(
+    ties: str, reduce: str
+) -> None:
+    """What is infinite or NaN in an edge that gets no share stays out of all others."""
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([1, -inf, 2, inf, nan, nan, 2], device=DEVICE).view(-1, 1)
+    pairs = [(0, 0), (1, 0), (2, 0), (6, 0), (3, 1), (2, 1), (4, 2), (3, 2), (5, 2), (1, 3), (3, 3)]
+    src, dst = torch.tensor(pairs, device=DEVICE).t()
+    adj = Graph(torch.stack([src, dst]), 7, 4).adjacency
+    found = []
+    for create_graph in (False, True):
+        leaf = x.clone().requires_grad_()
+        out = ops.reduce(leaf, adj, reduce=reduce, ties=ties)
+        cotangent = torch.arange(1.0, 5, device=DEVICE).view(4, 1)
+        grads = torch.autograd.grad(out, leaf, cotangent, create_graph=create_graph)
+        rule = reference.reduce(x, None, adj, reduce == "max", ties)
+        torch.testing.assert_close(out, rule, equal_nan=True)
+        found.append(grads[0])
+    torch.testing.assert_close(found[1], found[0])

@@ -1,8 +1,10 @@
 """The table of registers: what NVRTC makes of the kernels that the operations launch.
 
-python tests/host_cuda/registers.py    # writes registers.csv; needs CuPy and NVRTC, but no GPU
+python tests/host_cuda/registers.py         # writes registers.csv; needs CuPy and NVRTC, but no GPU
+python tests/host_cuda/registers.py spmm    # prints what the kernels of spmm.cu take on sm_90
 """
 
+import argparse
 import csv
 import functools
 import os
@@ -148,5 +150,16 @@ def write() -> None:
             out.writerow({"kernel": kernel, "specialisation": macros, **row})
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes the table of registers (some minutes).")
+    parser.add_argument("source", nargs="?", help="a file of kernels: print its rows, write none")
+    source = parser.parse_args().source
+    if source is None:
+        write()
+        return
+    for (kernel, macros), row in sorted(rows_of(MAIN, source).items()):
+        print(f"{row[f'sm_{MAIN}']} registers, {row['shared']} bytes shared: {kernel} {macros}")
+
+
 if __name__ == "__main__":
-    write()
+    main()

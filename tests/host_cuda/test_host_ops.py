@@ -320,13 +320,15 @@ def test_marks_of_few_bits(
         torch.testing.assert_close(ours, expected)
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("value", "feature"), [(float("inf"), 0.0), (float("nan"), 0.0), (1.0, float("nan"))]
+)
 @pytest.mark.parametrize("split", [20, 128])
 @pytest.mark.parametrize("by", ["gathered", "scanned"])
 def test_gradients_that_are_not_finite_reach_all_edges(
-    engine: CUDAEngine, by: str, split: int, value: float
+    engine: CUDAEngine, by: str, split: int, value: float, feature: float
 ) -> None:
-    """Of long rows, too, in which nothing ties."""
+    """Of long rows, too, in which nothing ties; those of a NaN are not."""
     engine.split = split
     degrees = torch.tensor([60, 3, 17])
     dst = torch.arange(3).repeat_interleave(degrees)
@@ -335,6 +337,7 @@ def test_gradients_that_are_not_finite_reach_all_edges(
     assert adj is not None
     x, cotangent = features(61, 40), features(3, 40, seed=1)
     cotangent[0, 3] = cotangent[2, 35] = value
+    x[5, 7] += feature
     found = []
     for run in (Reduce.apply, reference.reduce):
         leaf = x.clone().requires_grad_()

@@ -369,13 +369,23 @@ def loop_offset(attr, loop_attr):
     return (address(loop_attr) - address(attr)) // attr.element_size()
 
 
+def channels_field(channels, dtype):
+    """The field of a head's channels: part of the code where they are one block.
+
+    The compiler knows then that the blocks of a group of heads lie side by side.
+    """
+    return channels if channels * dtype.itemsize == BLOCK else INTEGER
+
+
 def shape_fields(heads, channels, dtype):
     """What of a shape is part of the code: masked, group, together, and that of edge features.
 
     ``masked`` is None where a head's channels fill whole blocks, else a number. Heads are summed
-    one by one where the channels of each fill many blocks.
+    all at once where the channels of each are one block, and one by one where they fill many.
     """
-    group = math.gcd(max(heads, 1), GROUP)
+    group, size = math.gcd(max(heads, 1), GROUP), channels * dtype.itemsize
     several = None if group == 1 else min(group, 4)
-    masked = None if channels * dtype.itemsize % BLOCK == 0 else INTEGER
-    return masked, group, several if channels * dtype.itemsize <= 2 * BLOCK else None, several
+    together = several if size <= 2 * BLOCK else None
+    if size == BLOCK and group > 1:
+        together = group
+    return None if size % BLOCK == 0 else INTEGER, group, together, several

@@ -23,6 +23,7 @@ from pyg_ioaware.engines.cpu.attention import (
     LANES,
     NO_LOOP,
     add_weighted,
+    channels_field,
     clear,
     dot_products,
     draw,
@@ -39,7 +40,14 @@ from pyg_ioaware.engines.cpu.attention import (
     shape_fields,
     write_rows,
 )
-from pyg_ioaware.engines.cpu.blocks import fold_max, fold_sum, numbers_of, repeat, value_of
+from pyg_ioaware.engines.cpu.blocks import (
+    fold_max,
+    fold_sum,
+    number_of,
+    numbers_of,
+    repeat,
+    value_of,
+)
 from pyg_ioaware.engines.cpu.exp import exp
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
@@ -288,6 +296,7 @@ def _entry(args):
     num_loops, offset, seed, limit, drop, permuted, keeps = values[26:33]
     masked, group, together, edge_together = values[33:]
     factor, keep = reals[0], reals[1]
+    channels = number_of(channels)
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
@@ -367,10 +376,9 @@ def _run(csr, tensors, factor, heads, channels, dim, num_loops, offset, dropout,
     perm, permuted = present(perm, idx)
     scores, keeps = present(scores, stats)
     tensors = (rowptr, idx, perm, tiles, out, edge_out, stats, scores, *others)
-    fields = (
-        *(dtype(t) for t in tensors),
-        *(torch.float64, *(INTEGER,) * 13, *shape_fields(heads, channels, out.dtype)),
-    )
+    sizes = (*(INTEGER,) * 4, channels_field(channels, out.dtype), *(INTEGER,) * 8)
+    shape = shape_fields(heads, channels, out.dtype)
+    fields = (*(dtype(t) for t in tensors), torch.float64, *sizes, *shape)
     drop = seed is not None
     values = (
         *(address(t) for t in tensors),

@@ -23,6 +23,7 @@ import torch
 from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cpu.attention import (
     NO_LOOP,
+    channels_field,
     numbers,
     present,
     read_signs,
@@ -33,6 +34,7 @@ from pyg_ioaware.engines.cpu.blocks import (
     WIDE,
     blocks,
     load_blocks,
+    number_of,
     select_by_bits,
     spread,
     store_blocks,
@@ -156,6 +158,7 @@ def _entry(args):
     rowptr, idx, perm, tiles, out, out_g, partial, grad, terms, signs, query = values[:11]
     x_l, att, att_parts, reals, rows, count, split, heads, channels, num_loops = values[11:21]
     chunks, permuted, by_slot, together = values[21:]
+    channels = number_of(channels)
     items, phase, width, num_edges = items_of(args), phase_of(args), heads * channels, rowptr[rows]
     graph = (idx, permuted, perm, num_loops >= 0, num_edges - 1)
     shape, tables = (together, heads, channels, reals[0]), (grad, terms, signs, query)
@@ -197,11 +200,13 @@ def _run(csr, written, read, ends, factor, heads, num_loops, slots):
     rows, width = written[0].shape[0], row_width(written[0])
     work = 2 * (idx.shape[0] + rows) * width
     chunks = min(slots // 2, work // (1 << 17) + 1)
-    _, _, together, _ = shape_fields(heads, width // max(heads, 1), written[0].dtype)
-    fields = (*(dtype(t) for t in tensors), torch.float64, *(INTEGER,) * 9, together)
+    channels, kind = width // max(heads, 1), written[0].dtype
+    _, _, together, _ = shape_fields(heads, channels, kind)
+    sizes = (*(INTEGER,) * 4, channels_field(channels, kind), *(INTEGER,) * 4)
+    fields = (*(dtype(t) for t in tensors), torch.float64, *sizes, together)
     values = (
         *(address(t) for t in tensors),
-        *(ctypes.addressof(reals), rows, count, split, heads, width // max(heads, 1), num_loops),
+        *(ctypes.addressof(reals), rows, count, split, heads, channels, num_loops),
         *(chunks, permuted, ends[0] is not None, 0),
     )
     if rows and width:

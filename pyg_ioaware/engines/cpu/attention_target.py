@@ -36,6 +36,7 @@ from pyg_ioaware.engines.cpu.attention import (
     NO_LOOP,
     add_rows,
     add_weighted,
+    channels_field,
     clear,
     dot_products,
     draw,
@@ -56,7 +57,7 @@ from pyg_ioaware.engines.cpu.attention import (
 )
 from pyg_ioaware.engines.cpu.attention_edges import gatv2_edges
 from pyg_ioaware.engines.cpu.attention_slopes import add_products, add_slopes, settle
-from pyg_ioaware.engines.cpu.blocks import fold_sum, numbers_of, repeat, value_of
+from pyg_ioaware.engines.cpu.blocks import fold_sum, number_of, numbers_of, repeat, value_of
 from pyg_ioaware.engines.cpu.exp import exp
 from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.memory import empty
@@ -323,6 +324,7 @@ def _entry(args):
     edge_query, reals, rows, count, split, heads, channels, dim = values[25:33]
     num_loops, offset, seed, limit, drop, chunks, permuted, weighs, back = values[33:42]
     masked, group, together, edge_together = values[42:]
+    channels = number_of(channels)
     items, phase = items_of(args), phase_of(args)
     width, edges = heads * channels, rowptr[rows]
     work = (
@@ -389,10 +391,9 @@ def _run(csr, tensors, factor, heads, dim, num_loops, offset, dropout, seed, slo
     tensors["grad_weights"], weighs = present(tensors["grad_weights"], tensors["terms"])
     tensors["grad_attr"], back = present(tensors.get("grad_attr"), tensors["terms"])
     given = (rowptr, idx, perm, tiles, *(tensors.get(name) for name in ARGUMENTS))
-    fields = (
-        *(dtype(t) for t in given),
-        *(torch.float64, *(INTEGER,) * 15, *shape_fields(heads, channels, out.dtype)),
-    )
+    sizes = (*(INTEGER,) * 4, channels_field(channels, out.dtype), *(INTEGER,) * 10)
+    shape = shape_fields(heads, channels, out.dtype)
+    fields = (*(dtype(t) for t in given), torch.float64, *sizes, *shape)
     values = (
         *(address(t) for t in given),
         *(ctypes.addressof(reals), rows, tiles.shape[0], split, heads, channels, dim),

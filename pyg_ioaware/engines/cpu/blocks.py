@@ -86,6 +86,16 @@ def value_of(typingctx, constant):
     return types.intp(constant), codegen
 
 
+@intrinsic
+def number_of(typingctx, number):
+    """The number itself, which the compiler knows where it is a Constant."""
+
+    def codegen(context, builder, sig, args):
+        return args[0] if isinstance(number, types.Integer) else _number(number.value)
+
+    return types.intp(number), codegen
+
+
 def _zeros(lanes_of):
     @intrinsic
     def zeros(typingctx, pointer, constant):
@@ -238,11 +248,16 @@ def select_by_bits(typingctx, bits, a, b):
     def codegen(context, builder, sig, args):
         lanes = _lanes(args[1].type)
         integer = ir.IntType(8 * BLOCK // lanes)
-        spread_out = _splat(builder, builder.trunc(args[0], integer), lanes)
-        none, found = ir.Constant(spread_out.type, None), []
+        words = {}  # the bits that one lane holds, in all lanes, by the first of them
+        found = []
         for i, pair in enumerate(zip(*(_parts(builder, v, lanes) for v in args[1:]), strict=True)):
-            wanted = [1 << (i * lanes + lane) for lane in range(lanes)]
-            bit = builder.and_(spread_out, ir.Constant(spread_out.type, wanted))
+            first = i * lanes // integer.width * integer.width
+            if first not in words:
+                some = builder.trunc(builder.lshr(args[0], _number(first)), integer)
+                words[first] = _splat(builder, some, lanes)
+            bits, none = words[first], ir.Constant(words[first].type, None)
+            wanted = [1 << (i * lanes - first + lane) for lane in range(lanes)]
+            bit = builder.and_(bits, ir.Constant(bits.type, wanted))
             found.append(builder.select(builder.icmp_signed("!=", bit, none), *pair))
         return _joined(builder, found)
 
