@@ -70,7 +70,7 @@ SLOW = (*FORMS, "torch.compile")  # where graphs change at each step, or nothing
 CPU = (
     Study((NONE,), MACHINE),
     Study(("power_law:20000:400000",), (*FOUR, *OPS, "structure"), files=CPU_FILES[:1]),
-    Study((), FOUR, modes=(STEP,), without=FORMS[:1], files=CPU_FILES),
+    Study((), FOUR, modes=(STEP,), without=FORMS, files=CPU_FILES),
     Study((), OPS, modes=PASSES[:2], providers=("stock", "ours"), files=CPU_FILES[1:2]),
     Study(
         ("molecules:1000", "sampled:100000:2000000:512"),
