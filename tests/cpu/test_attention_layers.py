@@ -9,7 +9,18 @@ import pytest
 import torch
 from attention import LAYERS, C, D, F, attr, check, is_fused, pair, x
 from convs import edge_weight
-from graphs import BIPARTITE, DEVICE, FORMS, GRAPHS, ON_CPU, SQUARE, Graph, features, graphs
+from graphs import (
+    BIPARTITE,
+    BY_NUMBA,
+    DEVICE,
+    FORMS,
+    GRAPHS,
+    ON_CPU,
+    SQUARE,
+    Graph,
+    features,
+    graphs,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -379,6 +390,23 @@ def test_nan_and_inf_features(kind: str, value: float) -> None:
     inputs[3, 2], inputs[7] = value, -value
     edges = attr(g) if kind.endswith("edges") else None
     check(KINDS[kind](F, C), inputs, g.edge_index, edges, True)
+
+
+@pytest.mark.skipif(not BY_NUMBA, reason="NaN on a GPU: a limit in the README")
+@pytest.mark.parametrize("channels", [1, 7, 8, 17, 20])
+def test_an_infinite_edge_feature_whose_weight_is_zero(channels: int) -> None:
+    g = SQUARE["unsorted"]
+    conv = nn.GATv2Conv(F, channels, 2, edge_dim=1, add_self_loops=False)
+    with torch.no_grad():
+        conv.lin_edge.weight.fill_(1.0)
+        conv.att.fill_(-0.5)
+    edge_attr = features(g.num_edges, 1)
+    edge_attr[1] = float("inf")
+    expected = conv(x(g), g.edge_index, edge_attr)
+    assert expected.isfinite().all()
+    with pyg_ioaware.patched(strict=True):
+        found = conv(x(g), g.edge_index, edge_attr)
+    torch.testing.assert_close(found, expected)
 
 
 def test_rows_whose_scores_are_all_minus_infinity() -> None:

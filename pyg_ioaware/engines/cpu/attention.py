@@ -29,6 +29,7 @@ from pyg_ioaware.engines.cpu.blocks import (
     sum_blocks,
     unit,
     value_of,
+    within,
 )
 from pyg_ioaware.engines.cpu.jit import INTEGER, device
 from pyg_ioaware.engines.cpu.philox import words
@@ -244,6 +245,7 @@ def mlp_scores(scores, signs, h, n, row, batch, att, x_l, x_r, attr, lin, shape)
                         w = load_blocks(lin, d * width + base + f, channels, group, few, m)
                         a = gather_numbers(attr, starts, e, d, group, zero)
                         z = fma(a, repeat(w, zero), z)
+                    z = within(z, m)  # an infinite feature times no channel is NaN
                 if signs is not None:
                     bits = positive_bits(z)
                     _write_signs(signs, signs_at, e, h * stride, stride, f, bits, block, group)

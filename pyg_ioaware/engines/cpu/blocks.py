@@ -227,6 +227,20 @@ def leaky(typingctx, z, slope):
 
 
 @intrinsic
+def within(typingctx, unit, mask):
+    """The lanes of a unit; zero in those that are off the mask of their block."""
+
+    def codegen(context, builder, sig, args):
+        if isinstance(mask, types.NoneType):
+            return args[0]
+        parts = _parts(builder, args[0], mask.lanes)
+        zero = ir.Constant(parts[0].type, None)
+        return _joined(builder, [builder.select(args[1], part, zero) for part in parts])
+
+    return unit(unit, mask), codegen
+
+
+@intrinsic
 def positive_bits(typingctx, z):
     """A bit for each lane, lane 0 lowest: whether it is positive."""
 
