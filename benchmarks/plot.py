@@ -51,6 +51,11 @@ def best_peer(group: Group) -> Row | None:
     return min((r for r in names if not r["provider"].startswith("ours")), key=ms, default=None)
 
 
+def _main(group: Group) -> Row:
+    """Returns the row that stands for a group: ours, if it is there."""
+    return group.get("ours") or next(iter(group.values()))
+
+
 def payback(group: Group) -> float:
     """Returns after how many steps the set-up of the fused path, compilers too, is paid back."""
     stock, ours = group.get("stock"), group.get("ours")
@@ -80,22 +85,24 @@ def table(found: list[Row], pattern: str = "") -> str:
     """
     steps: dict[tuple[str, str], dict[str, list[Group]]] = {}  # by machine, then by graph
     for (machine, threads, graph, case, *_), group in groups(found, STEP, "epoch").items():
-        row = group.get("ours") or next(iter(group.values()))
-        layer = row["setup_ms"] and case[:1].isupper()
+        layer = _main(group)["setup_ms"] and case[:1].isupper()
         if (layer or case.startswith("train_")) and re.search(pattern, f"{graph} {case}"):
             steps.setdefault((machine, threads), {}).setdefault(graph, []).append(group)
     lines: list[str] = []
     for by_graph in steps.values():
-        shown = [group for groups in by_graph.values() for group in groups]
+        shown = [group for some in by_graph.values() for group in some]
         commits = dict.fromkeys(r["commit"] for group in shown for r in group.values())
-        first = next(iter(shown[0].values()))
-        lines += ["", *_heading(first, ", ".join(commits)), *(_line(group) for group in shown)]
+        lines += [
+            "",
+            *_heading(_main(shown[0]), ", ".join(commits)),
+            *(_line(group) for group in shown),
+        ]
     return "\n".join(lines).strip()
 
 
 def _line(group: Group) -> str:
     stock, ours, peer = group.get("stock"), group.get("ours"), best_peer(group)
-    row = ours or next(iter(group.values()))
+    row = _main(group)
     case = row["case"] if row["dtype"] == "float32" else f"{row['case']} {row['dtype']}"
     memory = [
         "-" if r is None or not r["peak_mib"] else _number(float(r["peak_mib"]))

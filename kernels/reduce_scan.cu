@@ -1,4 +1,4 @@
-// reduce_fold, reduce_scan — gradients of reduce where rows by target are long, so that few edges share.
+// reduce_fold, reduce_scan — gradients of reduce where rows by target are long: few edges share.
 // Maths     dx[j] = sum of the shares of the edges k from j in grad[i] (as reduce_gather)
 //           folded = the lowest seven bits of mark, and its sign
 // Shapes    x, dx [S, width]  grad, best [N, width]  mark [N, width] (place_t)  folded [N, width] (a
@@ -110,9 +110,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     reduce_scan(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                 const long long* __restrict__ tiles, const index_t* __restrict__ place,
                 const scalar_t* __restrict__ x, const place_t* __restrict__ mark,
-                const signed char* __restrict__ folded, const scalar_t* __restrict__ grad, const scalar_t* __restrict__ best,
-                scalar_t* __restrict__ dx, acc_t* __restrict__ partial, int* unusual,
-                long long num_rows, long long num_tiles, long long split, int width) {
+                const signed char* __restrict__ folded, const scalar_t* __restrict__ grad,
+                const scalar_t* __restrict__ best, scalar_t* __restrict__ dx,
+                acc_t* __restrict__ partial, int* unusual, long long num_rows, long long num_tiles,
+                long long split, int width) {
   __shared__ acc_t sums[THREADS * VEC];
   Item it;
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;

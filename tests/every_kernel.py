@@ -42,8 +42,7 @@ def _hubs() -> Graph:
 
 _DENSE = Graph(random_edges(5, 4, 200), 6, 4)
 _LONG = Graph(random_edges(5, 1, 300), 6, 1)  # whose marks are scanned
-# Each with the edges beyond which a row is split. By the edges of a row on average, one or the
-# other of the kernels that gather maxima is taken; whole rows have full batches of edges.
+# Each with the edges beyond which a row is split; whole rows have full batches of edges.
 GRAPHS = [(_DENSE, 128), (_DENSE, 3), (_hubs(), 3)]
 
 Call = Callable[[Adjacency, torch.dtype, Shape], None]

@@ -262,16 +262,14 @@ def select_by_bits(typingctx, bits, a, b):
     def codegen(context, builder, sig, args):
         lanes = _lanes(args[1].type)
         integer = ir.IntType(8 * BLOCK // lanes)
-        words = {}  # the bits that one lane holds, in all lanes, by the first of them
         found = []
         for i, pair in enumerate(zip(*(_parts(builder, v, lanes) for v in args[1:]), strict=True)):
-            first = i * lanes // integer.width * integer.width
-            if first not in words:
-                some = builder.trunc(builder.lshr(args[0], _number(first)), integer)
-                words[first] = _splat(builder, some, lanes)
-            bits, none = words[first], ir.Constant(words[first].type, None)
+            first = i * lanes // integer.width * integer.width  # of the bits that a lane holds
+            some = builder.trunc(builder.lshr(args[0], _number(first)), integer)
+            spread_out = _splat(builder, some, lanes)
             wanted = [1 << (i * lanes - first + lane) for lane in range(lanes)]
-            bit = builder.and_(bits, ir.Constant(bits.type, wanted))
+            bit = builder.and_(spread_out, ir.Constant(spread_out.type, wanted))
+            none = ir.Constant(spread_out.type, None)
             found.append(builder.select(builder.icmp_signed("!=", bit, none), *pair))
         return _joined(builder, found)
 
