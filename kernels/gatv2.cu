@@ -1,8 +1,9 @@
-// gatv2 — attention by an MLP of both ends, nothing edge-sized stored.
+// gatv2 — attention by an MLP of both ends, no row of features stored for an edge.
 // Maths     out[i] = sum_k softmax_k(score[k]) * x_l[idx[k]]
 //           score[k] = att . leaky_relu(z[k]), z[k] = x_l[idx[k]] + x_r[i] + sum_d attr[k, d] lin[d]
 // Shapes    x_l [S, H*C]  x_r, out [N, H*C]  att [H*C]  attr [E, D], loop_attr [L, D], lin [D, H*C]
 //           or null  stats [N, 2*H] (acc_t)  scores [E + L, H] (acc_t) or null
+//           signs [E + L, H * ceil(C / 8)] bytes or null: which z are positive (signs.cuh)
 //           partial, partial_stats as out, stats, for each tile  rowptr [N + 1]  idx, perm [E]
 // Mapping   all heads of a row or tile in LANES lanes (heads.cuh), more heads by blockIdx.y
 // Traffic   gathers E rows of x_l (idx, and where given perm and attr); x_r, out and stats once
@@ -12,18 +13,26 @@
 #include "common/mlp.cuh"
 
 struct Forward {
-  typedef Rows Batch;
+  struct Batch : Rows {
+    Signs positive;
+  };
   Hidden& hidden;
   scalar_t* out;
   acc_t* partial;
+  unsigned char* signs;
   acc_t sum[NV][VEC];
 
   template <bool FULL>
   DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
     hidden.load<FULL>(rows, k, source);
   }
-  DEVICE_MEMBER void scores(const Batch& rows, acc_t (&parts)[SLOTS][BATCH]) const {
+  DEVICE_MEMBER void scores(Batch& rows, acc_t (&parts)[SLOTS][BATCH]) const {
+#if SIGNS
+    hidden.scores(rows, parts, rows.positive);
+    store_signs(signs, hidden.edges, rows.k, hidden.place, rows.positive);
+#else
     hidden.scores(rows, parts);
+#endif
   }
   DEVICE_MEMBER acc_t score(acc_t total) const { return total; }
   DEVICE_MEMBER void add(Batch& rows, const acc_t (&change)[SLOTS],
@@ -45,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
           const scalar_t* __restrict__ att, const scalar_t* __restrict__ attr,
           const scalar_t* __restrict__ loop_attr, const scalar_t* __restrict__ lin,
           const long long* __restrict__ seed, scalar_t* __restrict__ out,
-          acc_t* __restrict__ stats, acc_t* __restrict__ scores, acc_t* __restrict__ partial,
+          acc_t* __restrict__ stats, acc_t* __restrict__ scores,
+          unsigned char* __restrict__ signs, acc_t* __restrict__ partial,
           acc_t* __restrict__ partial_stats, long long num_rows, long long num_tiles,
           long long split, long long num_loops, int heads, int channels, int dim, double slope,
           long long threshold, double keep) {
@@ -57,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Operands operands = {x_l, att, perm, attr, loop_attr, lin, dim, (acc_t)slope};
   Hidden hidden = {operands, edges, place};
   hidden.start(x_r);
-  Forward op = {hidden, out, partial};
+  Forward op = {hidden, out, partial, signs};
   clear(op.sum);
   attend(op, graph, edges, place, dropout, {stats, partial_stats, scores});
 }

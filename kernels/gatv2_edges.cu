@@ -2,7 +2,7 @@
 // Maths     G[k, f] = s_k * leaky'(z[k, f]), from terms and signs as gatv2_target left them
 //           slots sum to attr' G        grad_attr[k, d] = sum_f G[k, f] * att[f] * lin[d, f]
 // Shapes    attr, grad_attr [E, D]  loop_attr, grad_loop [L, D] or null  lin [D, H*C]  att [H*C]
-//           terms [E + L, 2, H] (acc_t)  signs [E + L, H * ceil(C / 8)] bytes  perm [E] or null
+//           terms [E + L, H] (acc_t)  signs [E + L, H * ceil(C / 8)] bytes  perm [E] or null
 //           slots [blocks, D, H*C] (double)
 // Mapping   lin: a block for a range of positions, 32 * VEC features and 4 of D (blockIdx.y)
 //           attr: a warp for BATCH positions, all features in its lanes
@@ -24,7 +24,7 @@ struct Slopes {
 
   // The gradient of a position's score in the head of feature f.
   DEVICE_MEMBER acc_t of_score(long long position, int f) const {
-    return __ldg(terms + (position * 2 + 1) * heads + f / channels);
+    return __ldg(terms + position * heads + f / channels);
   }
   DEVICE_MEMBER void of_hidden(long long position, int f, acc_t s, acc_t (&to)[VEC]) const {
     const int channel = f % channels, bytes = (channels + 7) / 8;

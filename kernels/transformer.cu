@@ -1,4 +1,4 @@
-// transformer — attention by dot products of both ends, nothing edge-sized stored.
+// transformer — attention by dot products of both ends, no row of features stored for an edge.
 // Maths     out[i] = sum_k softmax_k(scale * query[i] . key[idx[k]]) * value[idx[k]]
 // Shapes    query, out [N, H*C]  key, value [S, H*C]  stats [N, 2*H] (acc_t)  scores [E, H] (acc_t)
 //           or null  partial, partial_stats as out, stats, for each tile  rowptr [N + 1]  idx [E]

@@ -1,95 +1,73 @@
-// The gradient of attention on the side of the targets: one walk over a row's edges.
+// The gradients of the scores of a row, by its target: two walks over numbers of its edges.
 //
 // With a the softmax and t_k = <grad[i], value_k>, through dropout and with the gradients of the
 // weights, the gradient of score k is s_k = a_k * (t_k - delta), delta = sum_l a_l t_l. delta is
-// known at the end only, so a sum of s_k * m_k is held as two, of a_k * (t_k - c) * m_k and of
-// a_k * m_k, for c the t of an edge with much of the weight: the smaller the differences, the
-// less is rounded, and where one edge takes all, or equal ones share it, nothing is.
+// summed as c + sum_l a_l (t_l - c), for c the t of an edge with much of the weight: the smaller
+// the differences, the less is rounded, and where one edge takes all, or equal ones share it,
+// nothing is.
 //
-// `terms` [E + L, 2, H] get a_k, negative where it was dropped, and t_k; then, once delta is known,
-// the weight after dropout and s_k. A batch waits in registers until the next one, so that the
-// last one of a row is written once.
-//
-// An Op has Batch, load and score as in attend.cuh, and
-//   dots(batch, scores, dots)      the lane's parts of the scores, and of <grad, value>
-//   add(batch, a, at)              adds to its two sums
-//   recentre(slot, by)             adds so many times its second sum to its first
-//   finish(edges, shift)           writes what they make with delta - c, of a tile the sums
+// `terms` [E + L, H] hold <grad[i], value_k> at first, t_k once delta is known, s_k in the end; of
+// edges that are skipped zero.
 #pragma once
 #include "edges.cuh"
 #include "philox.cuh"
 
 struct TargetTables {
-  const acc_t *stats, *grad_weights;
-  acc_t *terms, *partial_delta, *centre;  // the latter for each tile
+  const acc_t *scores, *stats, *grad_weights;
+  const acc_t* delta;  // [N, H], of split rows
+  acc_t* terms;
 };
 
-// From weight and t to the weight after dropout and the gradient of the score.
-DEVICE void settle(acc_t& a, acc_t& t, acc_t delta, acc_t keep) {
-  const bool dropped = DROPOUT && a < 0, skipped = LOOPS && a == 0 && t == 0;
-  t = skipped ? 0 : (dropped ? -a : a) * (t - delta);
-  if (DROPOUT) a = dropped ? 0 : a * keep;
-}
-
-template <class Op> struct Target {
-  Op& op;
+struct Target {
+  enum { CHANGES = DROPOUT || WEIGHTS || EDGES };  // whether t differs from what `terms` hold
   const Edges& edges;
   const Place& place;
   const Dropout& dropout;
   const TargetTables& tables;
+  const index_t* idx;
   acc_t top[SLOTS], inverse[SLOTS];
-  acc_t centre[SLOTS], share[SLOTS];   // t of an edge, and its weight
-  acc_t shift[SLOTS], mass[SLOTS];     // the lane's sums of a * (t - centre), and of a
-  acc_t a[SLOTS][BATCH], t[SLOTS][BATCH];  // of the batch at `held`
-  position_t held;
+  acc_t centre[SLOTS], share[SLOTS];  // t of an edge, and its weight
+  acc_t shift[SLOTS], mass[SLOTS];    // the lane's sums of a * (t - centre), and of a
 
   DEVICE_MEMBER void start() {
-    held = edges.begin;
 #pragma unroll
     for (int s = 0; s < SLOTS; s++) {
       const bool has = edges.row >= 0 && place.has(s);
       const acc_t* stats = tables.stats + edges.row * 2ll * place.heads + place.head_of(s);
-      top[s] = has ? stats[0] : 0, inverse[s] = has ? stats[place.heads] : 0;
+      top[s] = has ? __ldg(stats) : 0, inverse[s] = has ? __ldg(stats + place.heads) : 0;
       centre[s] = share[s] = shift[s] = mass[s] = 0;
-#pragma unroll
-      for (int i = 0; i < OWN; i++) a[s][i] = t[s][i] = 0;
     }
   }
 
-  // Where the terms of a lane's edge of the batch at k are, or null.
-  DEVICE_MEMBER acc_t* at(position_t k, int s, int i) const {
-    const position_t edge = k + place.own_edge(i);
-    if (edge >= edges.stop || !place.writes(s)) return nullptr;
-    return tables.terms + edges.position(edge) * 2 * place.heads + place.head_of(s);
+  // The number of a position and head among weights, scores and terms.
+  DEVICE_MEMBER long long at(position_t position, int s) const {
+    return (long long)position * place.heads + place.head_of(s);
   }
-  DEVICE_MEMBER void write() const {
-#pragma unroll
-    for (int s = 0; s < SLOTS; s++)
-#pragma unroll
-      for (int i = 0; i < OWN; i++)
-        if (acc_t* to = at(held, s, i)) to[0] = a[s][i], to[place.heads] = t[s][i];
+  DEVICE_MEMBER bool exists(position_t position, int s) const {
+    return position != NOWHERE && place.has(s);
+  }
+  DEVICE_MEMBER acc_t weight(position_t position, int s) const {
+    if (!exists(position, s)) return 0;
+    return exp(__ldg(tables.scores + at(position, s)) - top[s]) * inverse[s];
   }
 
-  // t of an edge from <grad, value>, and its softmax, negative where it is dropped.
-  DEVICE_MEMBER void change(long long position, int s, acc_t& weight, acc_t& dot) const {
+  // t of an edge from <grad, value>.
+  template <bool AFTER_DROPOUT> DEVICE_MEMBER acc_t change(position_t position, int s, acc_t t) const {
 #if DROPOUT
     const acc_t factor = dropout.factor(position, place.head_of(s));
 #else
     const acc_t factor = 1;
 #endif
 #if WEIGHTS
-    const acc_t given = place.has(s)
-                            ? tables.grad_weights[position * place.heads + place.head_of(s)]
-                            : 0;
-    dot = Op::AFTER_DROPOUT ? (dot + given) * factor : dot * factor + given;
+    const acc_t given = tables.grad_weights[at(position, s)];
+    return AFTER_DROPOUT ? (t + given) * factor : t * factor + given;
 #else
-    dot *= factor;
+    return t * factor;
 #endif
-    if (DROPOUT && factor == 0) weight = -weight;
   }
 
   // Takes as centre the t of an edge that has more than twice the weight of the one before.
-  DEVICE_MEMBER void find_centre(int s, const acc_t (&weights)[BATCH], const acc_t (&dots)[BATCH]) {
+  DEVICE_MEMBER void find_centre(int s, const acc_t (&weights)[BATCH], const acc_t (&t)[BATCH]) {
     acc_t most = weights[0], value = -INF;
 #pragma unroll
     for (int i = 1; i < OWN; i++) most = max(most, weights[i]);
@@ -97,95 +75,96 @@ template <class Op> struct Target {
     most = max_over_edges(most);
 #pragma unroll
     for (int i = 0; i < OWN; i++)
-      if (weights[i] == most) value = max(value, dots[i]);
+      if (weights[i] == most) value = max(value, t[i]);
     value = max_over_edges(value);
     const acc_t moved = most > 2 * share[s] ? centre[s] - value : 0;
-    const bool moves = most > 2 * share[s] && moved - moved == 0;
-    const acc_t by = moves ? moved : 0;
-    if (moves) share[s] = most, centre[s] = value;
-    shift[s] = fma(by, mass[s], shift[s]);
-    op.recentre(s, by);
+    if (most > 2 * share[s] && moved - moved == 0) {
+      shift[s] = fma(moved, mass[s], shift[s]);
+      share[s] = most, centre[s] = value;
+    }
   }
 
-  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
-    if (k > edges.begin) write();
-    held = k;
-    index_t source[BATCH];
-    const unsigned used = spread<FULL>(mine, source);
-    typename Op::Batch rows;
-    op.template load<FULL>(rows, k, source);
-    acc_t weights[SLOTS][BATCH] = {}, dots[SLOTS][BATCH] = {};
-    op.dots(rows, weights, dots);
+  // Forms t, and sums what delta is made of: of all edges, or of none. `more(k, parts)` adds the
+  // lane's parts of what t has besides what `terms` hold.
+  template <bool AFTER_DROPOUT, class More> DEVICE_MEMBER void sum(bool takes, const More& more) {
+    const position_t stop = takes ? edges.stop : edges.begin;
+    for (position_t k = edges.begin; any_group(k < stop); k += BATCH) {
+      acc_t parts[SLOTS][BATCH] = {};
+      more(k, parts);
 #pragma unroll
-    for (int s = 0; s < SLOTS; s++) {
-      combine<HEAD_LANES>(weights[s], place.sub, Plus());
-      combine<HEAD_LANES>(dots[s], place.sub, Plus());
+      for (int s = 0; s < SLOTS; s++) {
+        if (EDGES) combine<HEAD_LANES>(parts[s], place.sub, Plus());
+        position_t own[BATCH];
+        acc_t weights[BATCH], t[BATCH];
 #pragma unroll
-      for (int i = 0; i < OWN; i++) {
-        const int u = place.own_edge(i);
-        if (FULL || used >> u & 1) {
-          weights[s][i] = exp(op.score(weights[s][i]) - top[s]) * inverse[s];
-          a[s][i] = weights[s][i];
-          change(edges.position(k + u), s, a[s][i], dots[s][i]);
-          t[s][i] = dots[s][i];
-        } else {
-          weights[s][i] = dots[s][i] = a[s][i] = t[s][i] = 0;
+        for (int i = 0; i < OWN; i++) {
+          const position_t edge = k + place.own_edge(i);
+          own[i] = edge < stop ? edges.find(idx, nullptr, edge) : NOWHERE;
+          weights[i] = weight(own[i], s), t[i] = term(own[i], s);
+          if (CHANGES && exists(own[i], s)) t[i] = change<AFTER_DROPOUT>(own[i], s, t[i] + parts[s][i]);
         }
-      }
-      find_centre(s, weights[s], dots[s]);
+        if (CHANGES) put(own, s, t);
+        find_centre(s, weights, t);
 #pragma unroll
-      for (int i = 0; i < OWN; i++) {
-        mass[s] += weights[s][i];
-        dots[s][i] = FULL || used >> place.own_edge(i) & 1
-                         ? weights[s][i] * (dots[s][i] - centre[s])
-                         : 0;
-        shift[s] += dots[s][i];
+        for (int i = 0; i < OWN; i++) {
+          mass[s] += weights[i];
+          shift[s] += weights[i] * (t[i] - centre[s]);
+        }
       }
     }
-    op.add(rows, weights, dots);
-  }
-
-  // The batches that were written before delta was known: each number by the lane that wrote it.
-  DEVICE_MEMBER void settle_written(int s, acc_t delta) const {
-#pragma unroll 4
-    for (position_t k = edges.begin; k < held; k += BATCH)
 #pragma unroll
-      for (int i = 0; i < OWN; i++)
-        if (acc_t* to = at(k, s, i)) {
-          acc_t weight = to[0], dot = to[place.heads];
-          settle(weight, dot, delta, dropout.keep);
-          if (DROPOUT) to[0] = weight;
-          to[place.heads] = dot;
-        }
-  }
-
-  DEVICE_MEMBER void finish() {
-#pragma unroll
-    for (int s = 0; s < SLOTS; s++) {
+    for (int s = 0; s < SLOTS; s++)
       shift[s] = sum_over_edges(shift[s]), mass[s] = sum_over_edges(mass[s]);
-      if (edges.part >= 0) {
-        const long long head = (long long)edges.part * place.heads + place.head_of(s);
-        if (place.sub || !place.has(s)) continue;
-        tables.partial_delta[head] = shift[s] + centre[s] * mass[s];
-        tables.centre[head] = centre[s];
-      } else {
-        const acc_t delta = centre[s] + shift[s];
+    __syncwarp();
+  }
+
+  // delta of a whole row once it is summed, else as it was found before.
+  DEVICE_MEMBER acc_t delta(int s) const {
+    if (edges.part < 0) return centre[s] + shift[s];
+    return place.has(s) ? __ldg(tables.delta + edges.row * (long long)place.heads + place.head_of(s)) : 0;
+  }
+
+  // Turns t of the lane's edges of the batch at k into s.
+  DEVICE_MEMBER void slopes(position_t k, const acc_t (&deltas)[SLOTS], acc_t (&to)[SLOTS][BATCH]) const {
 #pragma unroll
-        for (int i = 0; i < OWN; i++) settle(a[s][i], t[s][i], delta, dropout.keep);
-        settle_written(s, delta);
+    for (int s = 0; s < SLOTS; s++) {
+      position_t own[BATCH];
+#pragma unroll
+      for (int i = 0; i < OWN; i++) {
+        const position_t edge = k + place.own_edge(i), found = edges.find(idx, nullptr, edge);
+        to[s][i] = exists(found, s) ? weight(found, s) * (term(found, s) - deltas[s]) : 0;
+        own[i] = LOOPS && edge < edges.end ? edge : found;
       }
+      put(own, s, to[s]);
     }
-    write();
-    if (edges.row >= 0) op.finish(edges, shift);
+  }
+
+ private:
+  DEVICE_MEMBER acc_t term(position_t position, int s) const {
+    return exists(position, s) ? tables.terms[at(position, s)] : 0;
+  }
+  // Writes numbers of edges once all lanes have read those before.
+  DEVICE_MEMBER void put(const position_t (&own)[BATCH], int s, const acc_t (&values)[BATCH]) const {
+    if (SPREAD > 1) __syncwarp();
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+      if (own[i] != NOWHERE && place.writes(s)) tables.terms[at(own[i], s)] = values[i];
   }
 };
 
-// All of an item. Every lane of the warp takes part, whether its group has an item or not.
-template <class Op>
-DEVICE void attend_target(Op& op, const Graph& graph, const Edges& edges, const Place& place,
-                          const Dropout& dropout, const TargetTables& tables) {
-  Target<Op> step = {op, edges, place, dropout, tables};
-  step.start();
-  walk(edges, graph.idx, step);
-  step.finish();
+// The part of delta that a tile of a split row has.
+template <bool AFTER_DROPOUT, class More>
+DEVICE void sum_tile(Target& target, acc_t* partial_delta, const More& more) {
+  target.start();
+  target.sum<AFTER_DROPOUT>(target.edges.part >= 0, more);
+#pragma unroll
+  for (int s = 0; s < SLOTS; s++) {
+    if (target.edges.part < 0 || target.place.sub || !target.place.has(s)) continue;
+    partial_delta[(long long)target.edges.part * target.place.heads + target.place.head_of(s)] =
+        target.shift[s] + target.centre[s] * target.mass[s];
+  }
 }
+
+struct NoMore {
+  DEVICE_MEMBER void operator()(position_t, acc_t (&)[SLOTS][BATCH]) const {}
+};

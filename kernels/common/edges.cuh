@@ -14,6 +14,7 @@ typedef long long position_t;
 #else
 typedef unsigned position_t;
 #endif
+#define NOWHERE ((position_t)-1)
 
 struct Graph {
   const index_t *rowptr, *idx;
@@ -40,6 +41,17 @@ struct Edges {
 #endif
   }
   DEVICE_MEMBER long long position(position_t at) const { return LOOPS && at == end ? loop : at; }
+
+  // The same by target, given `perm` in rows by source; NOWHERE beyond the last edge, and of an edge
+  // that is skipped.
+  DEVICE_MEMBER position_t find(const index_t* idx, const index_t* perm, position_t at) const {
+    if (at >= stop) return NOWHERE;
+#if LOOPS
+    if (at == end) return loop;
+    if (__ldg(idx + at) == row) return NOWHERE;
+#endif
+    return perm ? (position_t)__ldg(perm + at) : at;
+  }
 
   // The lane's share of the sources of a batch, -1 for none.
   DEVICE_MEMBER void fetch(const index_t* idx, position_t k, index_t (&mine)[LOADS]) const {

@@ -38,13 +38,43 @@ DEVICE void store_signs(unsigned char* signs, const Edges& edges, position_t k, 
   }
 }
 
-// The bits of the lane's channels of an edge.
-DEVICE unsigned load_signs(const unsigned char* signs, long long position, int n,
-                           const Place& place) {
-  const long long head = position * place.heads + place.head_of(n / HEAD_VECS);
-  const int channel = place.channel(n);
-  return __ldg(signs + head * sign_bytes(place) + channel / 8) >> channel % 8;
+// Which edge of a batch a lane has the words of.
+DEVICE int word_edge(int i, const Place& place) {
+  return place.sub % WORD_LANES / WORD_SPREAD * WORD_OWN + i;
 }
+
+// The signs of a batch of edges, 32 bits of an edge in one lane of those that share them.
+struct SignWords {
+  unsigned words[NV][WORD_OWN];
+
+  DEVICE_MEMBER void load(const unsigned char* signs, const position_t (&positions)[BATCH],
+                          const Place& place) {
+    const long long bytes = sign_bytes(place);
+#pragma unroll
+    for (int n = 0; n < NV; n++)
+#pragma unroll
+      for (int i = 0; i < WORD_OWN; i++) {
+        const long long first = place.channel(n) / 32 * 4;
+        words[n][i] = 0;
+        if (positions[i] == NOWHERE || !place.has(n / HEAD_VECS) || first >= bytes) continue;
+        const long long head = (long long)positions[i] * place.heads + place.head_of(n / HEAD_VECS);
+        const unsigned char* from = signs + head * bytes + first;
+        if (bytes % 4 == 0) {
+          words[n][i] = __ldg((const unsigned*)from);
+        } else {
+          for (int b = 0; b < 4 && first + b < bytes; b++)
+            words[n][i] |= (unsigned)__ldg(from + b) << 8 * b;
+        }
+      }
+  }
+  // The bits of the lane's channels of an edge.
+  DEVICE_MEMBER unsigned of(int u, int n, const Place& place) const {
+    const int own = u % WORD_OWN, lane = u / WORD_OWN * WORD_SPREAD;
+    const unsigned word = WORD_LANES == 1 ? words[n][own]
+                                          : __shfl_sync(ALL_LANES, words[n][own], lane, WORD_LANES);
+    return word >> place.sub % WORD_LANES * VEC;
+  }
+};
 
 // sum += value where the bits say so
 DEVICE void add_where(acc_t (&sum)[VEC], unsigned bits, acc_t value) {
@@ -52,3 +82,33 @@ DEVICE void add_where(acc_t (&sum)[VEC], unsigned bits, acc_t value) {
   for (int v = 0; v < VEC; v++)
     if (bits >> v & 1) sum[v] += value;
 }
+
+// The sums of what the edges of a row have: where hidden values are positive, and everywhere.
+struct SignedSums {
+  acc_t rise[NV][VEC], all[SLOTS];
+
+  DEVICE_MEMBER void clear() {
+    ::clear(rise);
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) all[s] = 0;
+  }
+  DEVICE_MEMBER void add(const acc_t (&slopes)[SLOTS][BATCH], const SignWords& positive,
+                         const Place& place) {
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) {
+#pragma unroll
+      for (int i = 0; i < OWN; i++) all[s] += slopes[s][i];
+#pragma unroll
+      for (int u = 0; u < BATCH; u++) {
+        const acc_t slope = of_edge(slopes[s], u);
+#pragma unroll
+        for (int n = s * HEAD_VECS; n < (s + 1) * HEAD_VECS; n++)
+          add_where(rise[n], positive.of(u, n, place), slope);
+      }
+    }
+  }
+  DEVICE_MEMBER void finish() {
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) all[s] = sum_over_edges(all[s]);
+  }
+};

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyg_ioaware import philox
-from pyg_ioaware.graph.csr import Adjacency
+from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops.library import cast, gathers
 
 _MANY, _LONG = 16, 6  # channels, and edges of a row on average, from which zeros are added
@@ -68,6 +68,12 @@ class Attention:
             return src, dst
         loops = torch.arange(self.num_loops, device=src.device)
         return torch.cat([src, loops]), torch.cat([dst, loops])
+
+    def sources(self, needed: bool) -> CSR:
+        """Returns the rows by source, or others where they are not needed to be built."""
+        adj = self.adj
+        needed = needed or gathers(adj.by_target.rowptr.device)
+        return adj.by_source_in_place if needed else adj.by_target
 
     def used(self) -> Tensor:
         """Returns the positions that are not skipped, in order."""

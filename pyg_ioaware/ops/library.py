@@ -18,6 +18,10 @@ _PLAIN = frozenset({type(None), bool, int, float})
 
 # The five fields of a CSR, as every primitive takes them.
 CSR_ARGS = "Tensor rowptr, Tensor idx, Tensor? perm, Tensor tiles, int split"
+SOURCE_ARGS = (
+    "Tensor source_rowptr, Tensor source_idx, Tensor? source_perm, Tensor source_tiles,"
+    " int source_split"
+)
 
 
 def primitive(
@@ -139,10 +143,12 @@ def gathers(device: torch.device) -> bool:
     return engine is not None and engine.gathers
 
 
-def keeps_scores(device: torch.device) -> bool:
-    """Tells whether the engine forms scores with edge features only once."""
+def keeps_scores(device: torch.device, with_features: bool = False) -> bool:
+    """Tells whether the engine forms scores, of edges with features or not, only once."""
     engine = engines.of(device)
-    return engine is not None and engine.keeps_scores and torch.is_grad_enabled()
+    if engine is None or not torch.is_grad_enabled():
+        return False
+    return engine.gathers or (engine.keeps_scores and with_features)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -19,6 +19,7 @@ from pyg_ioaware.ops.library import (
     cast,
     compute_dtype,
     is_batched,
+    keeps_scores,
     launch,
     nothing,
     partials,
@@ -26,9 +27,12 @@ from pyg_ioaware.ops.library import (
     sum_dtype,
     through,
 )
-
-_EDGE_ARGS = "Tensor? attr, Tensor? edge_query"
-_OPTIONS = "int heads, float scale, float dropout, Tensor? seed"
+from pyg_ioaware.ops.transformer_backward import (
+    EDGE_ARGS,
+    OPTIONS,
+    edge_operands,
+    transformer_backward,
+)
 
 
 def _fake(
@@ -58,7 +62,7 @@ def _fake(
 
 
 @primitive(
-    f"transformer(Tensor query, Tensor key, Tensor value, {CSR_ARGS}, {_EDGE_ARGS}, {_OPTIONS},"
+    f"transformer(Tensor query, Tensor key, Tensor value, {CSR_ARGS}, {EDGE_ARGS}, {OPTIONS},"
     " bool with_scores) -> (Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
@@ -94,138 +98,10 @@ def _transformer(
         *(out, edge_out, stats, scores),
         *parts,
         *(query.contiguous(), key.contiguous(), value.contiguous()),
-        *_edge_operands(attr, edge_query),
+        *edge_operands(attr, edge_query),
         *(heads, scale, dropout, seed),
     )
     return out, edge_out, stats, scores
-
-
-def _edge_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
-    return tuple(None if t is None else t.contiguous() for t in operands)
-
-
-def _fake_target(
-    grad: Tensor,
-    grad_edge: Tensor | None,
-    grad_weights: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    stats: Tensor,
-    rowptr: Tensor,
-    idx: Tensor,
-    perm: Tensor | None,
-    tiles: Tensor,
-    split: int,
-    attr: Tensor | None,
-    edge_query: Tensor | None,
-    heads: int,
-    scale: float,
-    dropout: float,
-    seed: Tensor | None,
-    needs_attr: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dim = attr.size(1) if attr is not None and needs_attr else None
-    return (
-        torch.empty_like(query, memory_format=torch.contiguous_format),
-        nothing(grad) if edge_query is None else torch.empty_like(edge_query),
-        nothing(grad) if dim is None else query.new_empty(idx.size(0), dim),
-        query.new_empty(idx.size(0), 2, heads, dtype=sum_dtype(query.dtype)),
-    )
-
-
-@primitive(
-    "transformer_target(Tensor grad, Tensor? grad_edge, Tensor? grad_weights, Tensor query,"
-    f" Tensor key, Tensor value, Tensor stats, {CSR_ARGS}, {_EDGE_ARGS}, {_OPTIONS},"
-    " bool needs_attr) -> (Tensor, Tensor, Tensor, Tensor)",
-    _fake_target,
-)
-def _transformer_target(
-    grad: Tensor,
-    grad_edge: Tensor | None,
-    grad_weights: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    stats: Tensor,
-    rowptr: Tensor,
-    idx: Tensor,
-    perm: Tensor | None,
-    tiles: Tensor,
-    split: int,
-    attr: Tensor | None,
-    edge_query: Tensor | None,
-    heads: int,
-    scale: float,
-    dropout: float,
-    seed: Tensor | None,
-    needs_attr: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    num_rows, width, sums = query.size(0), row_width(query), sum_dtype(query.dtype)
-    grad_query, edge_width = allocate(query, *query.shape), 0
-    grad_edge_query = grad_attr = None
-    if edge_query is not None:
-        edge_width = edge_query.size(1)
-        grad_edge_query = allocate(query, num_rows, edge_width)
-    if attr is not None and needs_attr:
-        grad_attr = allocate(query, idx.size(0), attr.size(1))
-    terms = allocate(query, idx.size(0), 2, heads, dtype=sums)
-    parts = [partials(query, tiles, w, sums) for w in (width, edge_width, heads)]
-    csr = CSR(rowptr, idx, perm, tiles, split)
-    launch(
-        "transformer_target",
-        csr,
-        *(grad_query, grad_edge_query, terms, grad_attr),
-        *parts,
-        *(grad.contiguous(), *_edge_operands(grad_edge, grad_weights)),
-        *(query.contiguous(), key.contiguous(), value.contiguous(), stats),
-        *_edge_operands(attr, edge_query),
-        *(heads, scale, dropout, seed),
-    )
-    return grad_query, grad_edge_query, grad_attr, terms
-
-
-def _fake_source(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    terms: Tensor,
-    rowptr: Tensor,
-    idx: Tensor,
-    perm: Tensor | None,
-    tiles: Tensor,
-    split: int,
-    heads: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    like = torch.empty_like(key, memory_format=torch.contiguous_format)
-    return like, torch.empty_like(like)
-
-
-@primitive(
-    f"transformer_source(Tensor grad, Tensor query, Tensor key, Tensor terms, {CSR_ARGS},"
-    " int heads, float scale) -> (Tensor, Tensor)",
-    _fake_source,
-)
-def _transformer_source(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    terms: Tensor,
-    rowptr: Tensor,
-    idx: Tensor,
-    perm: Tensor | None,
-    tiles: Tensor,
-    split: int,
-    heads: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
-    parts = partials(key, tiles, 2 * row_width(key))
-    csr = CSR(rowptr, idx, perm, tiles, split)
-    operands = (grad.contiguous(), query.contiguous(), terms, heads, scale)
-    launch("transformer_source", csr, grad_value, grad_key, parts, *operands)
-    return grad_key, grad_value
 
 
 class Transformer(Function):
@@ -248,14 +124,16 @@ class Transformer(Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         ctx.options = options
         ctx.set_materialize_grads(False)
+        keeps = options.keeps and any(ctx.needs_input_grad)
         out, edge_out, stats, scores = _transformer(
             *(query, key, value),
             *options.adj.by_target,
             *(attr, edge_query),
             *_options(options),
-            options.with_weights,
+            options.with_weights or keeps,
         )
-        ctx.save_for_backward(query, key, value, attr, edge_query, stats)
+        kept = scores if keeps else None
+        ctx.save_for_backward(query, key, value, attr, edge_query, stats, kept)
         weights = options.normalise(scores, stats) if options.with_weights else None
         needs = ctx.needs_input_grad
         if weights is not None and not any((*needs[:2], *needs[3:5])):
@@ -266,7 +144,7 @@ class Transformer(Function):
     def backward(
         ctx: Any, grad: Tensor | None, grad_edge: Tensor | None, grad_weights: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        *inputs, stats = ctx.saved_tensors
+        *inputs, stats, scores = ctx.saved_tensors
         options, needs = ctx.options, ctx.needs_input_grad
         grads = (grad, grad_edge, grad_weights)
         if all(g is None for g in grads):
@@ -278,20 +156,15 @@ class Transformer(Function):
         grad = torch.zeros_like(query) if grad is None else grad
         if edge_query is not None and grad_edge is None:
             grad_edge = torch.zeros_like(edge_query)
-        grad_query, grad_edge_query, grad_attr, terms = _transformer_target(
+        needs_source = needs[1] or needs[2]
+        grad_query, grad_key, grad_value, grad_attr, grad_edge_query = transformer_backward(
             *(grad, grad_edge, grad_weights, query, key, value, as_made(stats)),
             *options.adj.by_target,
+            *options.sources(needs_source),
             *(attr, edge_query),
             *_options(options),
-            needs[3],
+            *(needs[3], needs_source, as_made(scores)),
         )
-        grad_key = grad_value = None
-        if needs[1] or needs[2]:
-            grad_key, grad_value = _transformer_source(
-                *(grad, query, key, terms),
-                *options.adj.by_source_in_place,
-                *(options.heads, options.factor),
-            )
         if grads[0] is None:
             grad_value = None
         found = [grad_query, grad_key, grad_value, grad_attr, grad_edge_query]
@@ -354,7 +227,8 @@ def transformer(
     seed = attention.seed_for(dropout, query.device)
     heads, channels = query.size(1), query.size(2)
     scale = 1 / math.sqrt(channels) if channels else 1.0
-    options = Attention(adj, heads, -1, scale, dropout, seed, return_weights)
+    keeps = keeps_scores(query.device)
+    options = Attention(adj, heads, -1, scale, dropout, seed, return_weights, keeps)
     attr, _, lin = attention.edge_operands(edges, work)
     asked = None
     if lin is not None:

@@ -41,7 +41,7 @@ class Case:
         loops = min(adj.num_src, adj.num_dst) if self.loops else -1
         factor = 0.2 if self.op == "gatv2" else max(1, self.channels) ** -0.5
         seed = torch.tensor([-(2**40) - 5]) if self.dropout else None
-        return Attention(adj, self.heads, loops, factor, self.dropout, seed, self.weights)
+        return Attention(adj, self.heads, loops, factor, self.dropout, seed, self.weights, True)
 
     def make(self, adj: Adjacency, dtype: torch.dtype, offset: int = 0) -> list[Tensor | None]:
         """Draws operands; an offset moves each off the alignment of its memory."""

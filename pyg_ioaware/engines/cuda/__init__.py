@@ -16,6 +16,7 @@ _FILES = {
     "reduce": "reduce",
     "reduce_gather": "reduce_backward",
     "reduce_weight": "reduce_backward",
+    "attention_values": "attention",
     "gatv2": "gatv2",
     "gatv2_target": "gatv2",
     "gatv2_source": "gatv2",

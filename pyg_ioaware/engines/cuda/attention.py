@@ -1,12 +1,19 @@
-"""What gatv2 and transformer on CUDA share: see kernels/attention.cu."""
+"""What gatv2 and transformer on CUDA share: see kernels/attention.cu, attention_values.cu."""
 
 from torch import Tensor
 
 from pyg_ioaware.engines import row_width
-from pyg_ioaware.engines.cuda.launch import ROWS, Kernel, Macros, Runtime, specialise, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, merge_blocks, merge_head_layout
+from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
+from pyg_ioaware.engines.cuda.plan import (
+    THREADS,
+    head_layout,
+    merge_blocks,
+    merge_head_layout,
+    pace,
+)
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
+from pyg_ioaware.philox import keep_scale, threshold
 
 SHAPE = [("heads", "i32"), ("channels", "i32")]
 DROPOUT = [("threshold", "i64"), ("keep", "f64")]
@@ -19,21 +26,13 @@ _MERGE = Kernel(
         *(("out", "T*"), ("stats", "A*"), ("num_tiles", "i64"), *SHAPE),
     ],
 )
-_SETTLE = Kernel(
-    "attention",
-    "attention_settle",
+_VALUES = Kernel(
+    "attention_values",
+    "attention_values",
     [
-        *(("rowptr", "I*"), ("tiles", "i64*"), ("delta", "A*"), ("terms", "A*")),
-        *(*ROWS, ("num_loops", "i64"), ("heads", "i32"), ("keep", "f64")),
-    ],
-)
-_TARGET_MERGE = Kernel(
-    "attention",
-    "attention_target_merge",
-    [
-        *(("tiles", "i64*"), ("partial", "A*"), ("partial_mass", "A*"), ("centre", "A*")),
-        *(("delta", "A*"), ("att", "T*"), ("out", "T*")),
-        *(("num_tiles", "i64"), *SHAPE, ("factor", "f64")),
+        *(*GRAPH, ("grad", "T*"), ("value", "T*"), ("scores", "A*"), ("stats", "A*")),
+        *(("seed", "i64*"), ("grad_value", "T*"), ("sums", "A*"), ("terms", "A*")),
+        *(("partial", "A*"), *ROWS, ("num_loops", "i64"), *SHAPE, *DROPOUT),
     ],
 )
 
@@ -60,51 +59,57 @@ def merge(
     if not count:
         return
     plan = merge_head_layout(heads, channels, out)
-    macros = specialise(types_of(out, csr.rowptr), plan, LOOPS=0, DROPOUT=0)
+    macros = specialise(types_of(out, csr.rowptr), plan)
     tables = (csr.tiles, partial, partial_stats, out, stats)
     _MERGE(runtime, macros, merge_blocks(count), THREADS, *tables, count, heads, channels)
 
 
-def settle(
+def attention_values(
     runtime: Runtime,
     csr: CSR,
-    partial_delta: Tensor,
+    sums: Tensor,
     terms: Tensor,
-    types: Macros,
-    num_loops: int,
-    keep: float | None,
-) -> Tensor:
-    """Returns delta of split rows, and writes with it the terms of their edges.
-
-    ``keep`` is the factor of the weights that dropout keeps, None without dropout.
-    """
-    count, heads = partial_delta.shape
-    delta = partial_delta.new_empty(csr.rowptr.numel() - 1, heads)
-    merge_sums(runtime, csr, partial_delta, delta)
-    plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
-    macros = specialise(types, plan, LOOPS=num_loops >= 0, DROPOUT=keep is not None)
-    sizes = (csr.rowptr.numel() - 1, count, csr.split, num_loops, heads)
-    tables = (csr.rowptr, csr.tiles, delta, terms)
-    _SETTLE(runtime, macros, (count, 1), THREADS, *tables, *sizes, 1.0 if keep is None else keep)
-    return delta
-
-
-def merge_target(
-    runtime: Runtime,
-    csr: CSR,
     partial: Tensor,
-    mass: Tensor,
-    centre: Tensor,
-    delta: Tensor,
-    att: Tensor | None,
-    out: Tensor,
-    factor: float,
+    grad: Tensor,
+    value: Tensor,
+    scores: Tensor,
+    stats: Tensor,
+    heads: int,
+    num_loops: int,
+    dropout: float,
+    seed: Tensor | None,
+    unmerged: bool,
 ) -> None:
-    """Writes the gradients of split rows from the two sums of their tiles."""
-    count, heads = csr.tiles.size(0), delta.size(1)
-    channels = row_width(out) // heads
-    plan = merge_head_layout(heads, channels, *((out,) if att is None else (out, att)))
-    macros = specialise(types_of(out, csr.rowptr), plan, LOOPS=0, DROPOUT=0)
-    tables = (csr.tiles, partial, mass, centre, delta, att, out)
-    grid = merge_blocks(count)
-    _TARGET_MERGE(runtime, macros, grid, THREADS, *tables, count, heads, channels, factor)
+    r"""Writes the gradient of the values, and what that of the scores is made of.
+
+    ``sums`` are of the dtype of sums if more is to be added, and then those of tiles are left in
+    ``partial``: ``unmerged``.
+    """
+    rowptr, idx, perm, tiles, split = csr
+    rows, width = value.size(0), row_width(value)
+    if not rows or not heads:
+        return
+    if not width:
+        sums, partial, grad, value = one_channel(heads, sums, partial, grad, value)
+        width = heads
+    count, channels = tiles.size(0), width // heads
+    plan = head_layout(heads, channels, grad, value)
+    wide = sums.dtype is not value.dtype
+    speed = pace("attention_values", plan, grad, idx.numel(), rows, with_more=seed is not None)
+    flags = {"LOOPS": num_loops >= 0, "DROPOUT": seed is not None}
+    macros = specialise(types_of(value, rowptr), plan, speed, **flags)
+    read = (grad, value, scores, stats, seed)
+    written = (None if wide else sums, sums if wide else None, terms, partial)
+    sizes = (rows, count, split, num_loops, heads, channels)
+    drop = (threshold(dropout), keep_scale(dropout))
+    grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
+    _VALUES(runtime, macros, grid, THREADS, *graph, *read, *written, *sizes, *drop)
+    if count and not unmerged:
+        merge_sums(runtime, csr, partial, sums)
+
+
+def delta_of(csr: CSR, runtime: Runtime, partial_delta: Tensor) -> Tensor:
+    """Returns delta of split rows from the parts of their tiles."""
+    delta = partial_delta.new_empty(csr.rowptr.numel() - 1, partial_delta.size(1))
+    merge_sums(runtime, csr, partial_delta, delta)
+    return delta

@@ -8,6 +8,7 @@ from pyg_ioaware.engines.cuda import attention
 from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
 from pyg_ioaware.engines.cuda.launch import (
     GRAPH,
+    ORDERED,
     ROWS,
     Kernel,
     Macros,
@@ -32,36 +33,35 @@ _FORWARD = Kernel(
     "gatv2",
     [
         *(*GRAPH, ("x_l", "T*"), ("x_r", "T*"), ("att", "T*"), *_EDGES, ("seed", "i64*")),
-        *(("out", "T*"), ("stats", "A*"), ("scores", "A*")),
+        *(("out", "T*"), ("stats", "A*"), ("scores", "A*"), ("signs", "u8*")),
         *(("partial", "A*"), ("partial_stats", "A*")),
         *(*_ROWS, *SHAPE, ("dim", "i32"), ("slope", "f64"), *DROPOUT),
+    ],
+)
+_BY_TARGET = [*ORDERED, ("scores", "A*"), ("stats", "A*"), ("grad_weights", "A*")]
+_DELTA = Kernel(
+    "gatv2_target",
+    "gatv2_delta",
+    [
+        *(*_BY_TARGET, ("seed", "i64*"), ("terms", "A*"), ("partial_delta", "A*")),
+        *(*_ROWS, *SHAPE, *DROPOUT),
     ],
 )
 _TARGET = Kernel(
     "gatv2_target",
     "gatv2_target",
     [
-        *(*GRAPH, ("grad", "T*"), ("grad_weights", "A*"), ("x_l", "T*"), ("x_r", "T*")),
-        *(("att", "T*"), ("stats", "A*"), *_EDGES, ("seed", "i64*")),
-        *(("grad_x_r", "T*"), ("terms", "A*"), ("signs", "u8*"), ("slots", "f64*")),
-        *(("partial", "A*"), ("partial_mass", "A*"), ("partial_delta", "A*"), ("centre", "A*")),
-        *(*_ROWS, *SHAPE, ("dim", "i32"), ("slope", "f64"), *DROPOUT),
-    ],
-)
-_ATT = Kernel(
-    "gatv2_target",
-    "gatv2_att",
-    [
-        *(("tiles", "i64*"), ("x_r", "T*"), ("partial", "A*"), ("slots", "f64*")),
-        *(("num_tiles", "i64"), *SHAPE),
+        *(*_BY_TARGET, ("delta", "A*"), ("signs", "u8*"), ("x_r", "T*"), ("att", "T*")),
+        *(("seed", "i64*"), ("terms", "A*"), ("grad_x_r", "T*"), ("slots", "f64*")),
+        *(("partial", "A*"), *_ROWS, *SHAPE, ("slope", "f64"), *DROPOUT),
     ],
 )
 _SOURCE = Kernel(
     "gatv2_source",
     "gatv2_source",
     [
-        *(*GRAPH, ("grad", "T*"), ("x_l", "T*"), ("att", "T*"), ("terms", "A*")),
-        *(("signs", "u8*"), ("grad_x_l", "T*"), ("slots", "f64*"), ("partial", "A*")),
+        *(*GRAPH, ("terms", "A*"), ("signs", "u8*"), ("x_l", "T*"), ("att", "T*")),
+        *(("sums", "A*"), ("grad_x_l", "T*"), ("slots", "f64*"), ("partial", "A*")),
         *(*_ROWS, *SHAPE, ("slope", "f64")),
     ],
 )
@@ -108,7 +108,7 @@ def gatv2(
     dropout: float,
     seed: Tensor | None,
 ) -> None:
-    """Attends to each row's sources by an MLP of both ends; signs are not written."""
+    """Attends to each row's sources by an MLP of both ends."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = out.size(0), row_width(out)
     if not rows or not heads:
@@ -116,19 +116,20 @@ def gatv2(
     if not width:
         out, partial, x_l, x_r = one_channel(heads, out, partial, x_l, x_r)
         att = att.new_zeros(heads)
-        attr = loop_attr = lin = None
+        attr = loop_attr = lin = signs = None
         width = heads
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
     plan = head_layout(heads, channels, x_l, x_r, att, out, *(() if lin is None else (lin,)))
-    flags = {"KEEP": scores is not None, "DROPOUT": seed is not None}
-    flags |= {"LOOPS": num_loops >= 0, "EDGES": dim > 0}
-    speed = pace("gatv2", plan, x_l, idx.numel(), rows, dim > 0, seed is not None)
+    flags = {"KEEP": scores is not None, "SIGNS": signs is not None}
+    flags |= {"DROPOUT": seed is not None, "LOOPS": num_loops >= 0, "EDGES": dim > 0}
+    laden = seed is not None or signs is not None
+    speed = pace("gatv2", plan, x_l, idx.numel(), rows, dim > 0, laden)
     macros = specialise(types_of(out, rowptr), plan, speed, **flags)
     tables = (x_l, x_r, att, attr, loop_attr, lin, seed)
     sizes, shape = (rows, count, split, num_loops), (heads, channels)
-    drop = (threshold(dropout), keep_scale(dropout))
+    drop = _drop(dropout)
     grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
-    written = (out, stats, scores, partial, partial_stats)
+    written = (out, stats, scores, signs, partial, partial_stats)
     values = (*sizes, *shape, dim, slope, *drop)
     _FORWARD(runtime, macros, grid, THREADS, *graph, *tables, *written, *values)
     attention.merge(runtime, csr, partial, partial_stats, out, stats, heads)
@@ -139,34 +140,28 @@ def gatv2_target(
     csr: CSR,
     grad_x_r: Tensor,
     terms: Tensor,
-    signs: Tensor,
     att_parts: Tensor,
     lin_parts: Tensor | None,
     grad_attr: Tensor | None,
     grad_loop: Tensor | None,
     partial: Tensor,
     partial_delta: Tensor,
-    scores: Tensor | None,
-    grad: Tensor,
+    scores: Tensor,
+    signs: Tensor,
     grad_weights: Tensor | None,
-    x_l: Tensor,
     x_r: Tensor,
     att: Tensor,
     stats: Tensor,
     attr: Tensor | None,
     loop_attr: Tensor | None,
     lin: Tensor | None,
-    scaled: Tensor | None,
     heads: int,
     num_loops: int,
     slope: float,
     dropout: float,
     seed: Tensor | None,
 ) -> None:
-    """Writes the gradients on the side of the targets, and what those of the sources need.
-
-    Scores are formed again, so none are given.
-    """
+    """Writes the gradients on the side of the targets, and those of the scores to ``terms``."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = x_r.size(0), row_width(x_r)
     if not rows or not width:
@@ -175,30 +170,24 @@ def gatv2_target(
                 written.zero_()
         return
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
-    tables = (grad, x_l, x_r, att, grad_x_r, *(() if lin is None else (lin,)))
+    tables = (x_r, att, grad_x_r, *(() if lin is None else (lin,)))
     plan, types = head_layout(heads, channels, *tables), types_of(x_r, rowptr)
     flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
-    flags |= {"LOOPS": num_loops >= 0, "EDGES": dim > 0}
-    laden = seed is not None or grad_weights is not None
-    speed = pace("gatv2_target", plan, x_l, idx.numel(), rows, dim > 0, laden)
-    macros = specialise(types, plan, speed, **flags)
-    mass, centre = (torch.empty_like(t) if count else t for t in (partial, partial_delta))
-    blocks, more = (_slots(plan, n) for n in (rows + count, count))
-    slots = att_parts.new_empty(blocks + more, width)
-    read = (grad, grad_weights, x_l, x_r, att, stats, attr, loop_attr, lin, seed)
-    outs = (grad_x_r, terms, signs, slots, partial, mass, partial_delta, centre)
-    sizes, shape = (rows, count, split, num_loops), (heads, channels)
-    drop = (threshold(dropout), keep_scale(dropout))
-    grid, graph = (blocks, plan.slices), (rowptr, idx, perm, tiles)
-    values = (*sizes, *shape, dim, slope, *drop)
-    _TARGET(runtime, macros, grid, THREADS, *graph, *read, *outs, *values)
+    speed = pace("gatv2_target", plan, x_r, idx.numel(), rows)
+    macros = specialise(types, plan, speed, **flags, LOOPS=num_loops >= 0)
+    sizes, drop = (rows, count, split, num_loops, heads, channels), _drop(dropout)
+    given, delta = (rowptr, idx, tiles, scores, stats, grad_weights), None
     if count:
-        keep = None if seed is None else drop[1]
-        delta = attention.settle(runtime, csr, partial_delta, terms, types, num_loops, keep)
-        sums = (partial, mass, centre, delta)
-        attention.merge_target(runtime, csr, *sums, att, grad_x_r, 1 - slope)
-        rest = (tiles, x_r, partial, slots[blocks:], count, *shape)
-        _ATT(runtime, macros, (more, plan.slices), THREADS, *rest)
+        more, grid = (*sizes, *drop), (plan.blocks(count), plan.slices)
+        _DELTA(runtime, macros, grid, THREADS, *given, seed, terms, partial_delta, *more)
+        delta = attention.delta_of(csr, runtime, partial_delta)
+    blocks = _slots(plan, rows + count)
+    slots = att_parts.new_empty(blocks, width)
+    read, written = (*given, delta, signs, x_r, att, seed), (terms, grad_x_r, slots, partial)
+    grid = blocks, plan.slices
+    _TARGET(runtime, macros, grid, THREADS, *read, *written, *sizes, slope, *drop)
+    if count:
+        merge_sums(runtime, csr, partial, grad_x_r)
     _sum_slots(slots, att_parts)
     if lin is None or lin_parts is None or not dim:
         return
@@ -207,7 +196,7 @@ def gatv2_target(
         lin_parts.zero_()
         return
     edges = (terms, signs)
-    counts = (idx.numel(), positions, *shape, dim, slope)
+    counts = (idx.numel(), positions, heads, channels, dim, slope)
     vec, slices = min(plan.vec, 4), -(-width // (32 * min(plan.vec, 4)))
     blocks = max(1, min(_MOST_LIN_SLOTS, positions // max(dim, 64)))
     slots = lin_parts.new_empty(blocks, dim, width)
@@ -225,6 +214,10 @@ def gatv2_target(
             *(runtime, macros, grid, THREADS, perm, lin, att),
             *(*edges, grad_attr, grad_loop, *counts),
         )
+
+
+def _drop(dropout: float) -> tuple[int, float]:
+    return threshold(dropout), keep_scale(dropout)
 
 
 def _slots(plan: HeadLayout, items: int) -> int:
@@ -251,9 +244,8 @@ def gatv2_source(
     csr: CSR,
     grad_x_l: Tensor,
     att_parts: Tensor,
-    sums: None,
+    sums: Tensor,
     partial: Tensor,
-    grad: Tensor,
     x_l: Tensor,
     att: Tensor,
     terms: Tensor,
@@ -262,21 +254,22 @@ def gatv2_source(
     num_loops: int,
     slope: float,
 ) -> None:
-    """Writes the gradient of the sources, and their part of that of the attention vectors."""
+    """Adds the gradient of the scores to that of the values, which ``sums`` hold."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = x_l.size(0), row_width(x_l)
     if not rows or not width:
         att_parts.zero_()
         return
     count, channels = tiles.size(0), width // heads
-    plan = head_layout(heads, channels, grad, x_l, att, grad_x_l)
-    speed = pace("gatv2_source", plan, grad, idx.numel(), rows)
+    plan = head_layout(heads, channels, x_l, att, grad_x_l)
+    speed = pace("gatv2_source", plan, x_l, idx.numel(), rows)
     macros = specialise(types_of(x_l, rowptr), plan, speed, LOOPS=num_loops >= 0)
     blocks = _slots(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
-    tables = (rowptr, idx, perm, tiles, grad, x_l, att, terms, signs, grad_x_l, slots, partial)
+    read = (rowptr, idx, perm, tiles, terms, signs, x_l, att, sums)
     sizes = (rows, count, split, num_loops, heads, channels, slope)
-    _SOURCE(runtime, macros, (blocks, plan.slices), THREADS, *tables, *sizes)
+    grid = blocks, plan.slices
+    _SOURCE(runtime, macros, grid, THREADS, *read, grad_x_l, slots, partial, *sizes)
     _sum_slots(slots, att_parts)
     if count:
-        merge_sums(runtime, csr, partial.view(2, count, width)[0], grad_x_l)
+        merge_sums(runtime, csr, partial, grad_x_l)

@@ -220,12 +220,9 @@ def _pace(
     if kernel == "gatv2":
         batch = _most(words * (1 + features), 4 if long else 0, 8, 16)
         return Pace(batch, (6 if batch == 8 else 7) if lean and not more else 1)
-    if kernel == "gatv2_target":
-        batch = _most(words * (1 + features), 2 if short else 4, 8, 16)
-        if vectors == 2 and size <= 4 and not features:
-            return Pace(batch, 4)
-        return Pace(batch, (6 if batch == 4 and size == 4 else 5) - more if lean else 1)
-    if kernel == "gatv2_source":
+    if kernel in ("gatv2_target", "gatv2_source"):  # which gather no rows
+        return Pace(8, 1)
+    if kernel == "attention_values":
         batch = _most(words, 0, 8, 16)
         narrow = 8 if size == 4 else 7
         return Pace(batch, narrow if lean else 4 if vectors == 2 and size <= 4 else 1)

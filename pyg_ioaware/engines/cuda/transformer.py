@@ -1,6 +1,5 @@
 """transformer on CUDA: see kernels/transformer.cu, transformer_target.cu, transformer_source.cu."""
 
-import torch
 from torch import Tensor
 
 from pyg_ioaware.engines import row_width
@@ -25,33 +24,40 @@ _FORWARD = Kernel(
         *(*ROWS, *SHAPE, ("dim", "i32"), ("scale", "f64"), *DROPOUT),
     ],
 )
+_BY_TARGET = [*GRAPH, ("scores", "A*"), ("stats", "A*")]
+_SIZES = [*ROWS, *SHAPE, ("dim", "i32")]
+_DELTA = Kernel(
+    "transformer_target",
+    "transformer_delta",
+    [
+        *(*_BY_TARGET, ("grad_weights", "A*"), ("grad_edge", "T*"), ("attr", "T*")),
+        *(("seed", "i64*"), ("terms", "A*"), ("partial_delta", "A*"), *_SIZES, *DROPOUT),
+    ],
+)
 _TARGET = Kernel(
     "transformer_target",
     "transformer_target",
     [
-        *(*GRAPH, ("grad", "T*"), ("grad_edge", "T*"), ("grad_weights", "A*")),
-        *(("query", "T*"), ("key", "T*"), ("value", "T*"), ("stats", "A*"), ("attr", "T*")),
-        *(("edge_query", "T*"), ("seed", "i64*"), ("grad_query", "T*")),
-        *(("grad_edge_query", "T*"), ("terms", "A*"), ("partial", "A*"), ("partial_mass", "A*")),
-        *(("partial_edge", "A*"), ("partial_edge_mass", "A*")),
-        *(("partial_delta", "A*"), ("centre", "A*")),
-        *(*ROWS, *SHAPE, ("dim", "i32"), ("scale", "f64"), *DROPOUT),
+        *(*_BY_TARGET, ("grad_weights", "A*"), ("delta", "A*"), ("grad_edge", "T*")),
+        *(("key", "T*"), ("attr", "T*"), ("seed", "i64*"), ("terms", "A*")),
+        *(("grad_query", "T*"), ("grad_edge_query", "T*"), ("partial", "A*")),
+        *(("partial_edge", "A*"), *_SIZES, ("scale", "f64"), *DROPOUT),
     ],
 )
 _ATTR = Kernel(
     "transformer_target",
     "transformer_attr",
     [
-        *(*GRAPH, ("grad_edge", "T*"), ("edge_query", "T*"), ("terms", "A*")),
-        *(("grad_attr", "T*"), *ROWS, ("heads", "i32"), ("dim", "i32"), ("scale", "f64")),
+        *(*_BY_TARGET, ("grad_edge", "T*"), ("edge_query", "T*"), ("seed", "i64*")),
+        *(("terms", "A*"), ("grad_attr", "T*"), *ROWS),
+        *(("heads", "i32"), ("dim", "i32"), ("scale", "f64"), *DROPOUT),
     ],
 )
 _SOURCE = Kernel(
     "transformer_source",
     "transformer_source",
     [
-        *(*GRAPH, ("grad", "T*"), ("query", "T*"), ("terms", "A*")),
-        *(("grad_value", "T*"), ("grad_key", "T*"), ("partial", "A*")),
+        *(*GRAPH, ("query", "T*"), ("terms", "A*"), ("grad_key", "T*"), ("partial", "A*")),
         *(*ROWS, *SHAPE, ("scale", "f64")),
     ],
 )
@@ -118,12 +124,10 @@ def transformer_target(
     partial: Tensor,
     partial_edge: Tensor,
     partial_delta: Tensor,
-    grad: Tensor,
+    scores: Tensor,
     grad_edge: Tensor | None,
     grad_weights: Tensor | None,
-    query: Tensor,
     key: Tensor,
-    value: Tensor,
     stats: Tensor,
     attr: Tensor | None,
     edge_query: Tensor | None,
@@ -132,75 +136,68 @@ def transformer_target(
     dropout: float,
     seed: Tensor | None,
 ) -> None:
-    """Writes the gradients on the side of the targets, and what those of the sources need."""
+    """Writes the gradients on the side of the targets, and those of the scores to ``terms``."""
     rowptr, idx, perm, tiles, split = csr
-    rows, width = query.size(0), row_width(query)
+    rows, width = grad_query.size(0), row_width(grad_query)
     dim = 0 if attr is None else attr.size(1)
     if not rows or not heads:
         return
     if not width:
-        grad, grad_query, partial = one_channel(heads, grad, grad_query, partial)
-        query, key, value = one_channel(heads, query, key, value)
+        grad_query, partial, key = one_channel(heads, grad_query, partial, key)
         width = heads
     count, channels = tiles.size(0), width // heads
-    plan = head_layout(heads, channels, grad, query, key, value, grad_query, least=_lanes(dim))
-    types = types_of(query, rowptr)
+    plan = head_layout(heads, channels, key, grad_query, least=_lanes(dim))
+    types = types_of(grad_query, rowptr)
     flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
     laden = seed is not None or grad_weights is not None
     speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0, laden)
     macros = specialise(types, plan, speed, **flags, EDGE_VECS=-(-dim // plan.head_lanes))
-    sums = (partial, partial_edge, partial_delta)
-    mass, edge_mass, centre = (torch.empty_like(t) if count else t for t in sums)
-    tables = (grad, grad_edge, grad_weights, query, key, value, stats, attr, edge_query, seed)
-    written = (grad_query, grad_edge_query, terms)
-    parts = (partial, mass, partial_edge, edge_mass, partial_delta, centre)
-    sizes, shape = (rows, count, split), (heads, channels, dim, scale)
-    drop = (threshold(dropout), keep_scale(dropout))
-    grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
-    values = (*sizes, *shape, *drop)
-    _TARGET(runtime, macros, grid, THREADS, *graph, *tables, *written, *parts, *values)
+    sizes, drop = (rows, count, split), (threshold(dropout), keep_scale(dropout))
+    shape, delta = (heads, channels, dim), None
+    given = (rowptr, idx, perm, tiles, scores, stats)
     if count:
-        keep = None if seed is None else drop[1]
-        delta = attention.settle(runtime, csr, partial_delta, terms, types, -1, keep)
-        merged = [(partial, mass, grad_query), (partial_edge, edge_mass, grad_edge_query)]
-        for row_sums, masses, grad_row in merged[: 2 if dim else 1]:
-            assert grad_row is not None
-            common = (centre, delta, None, grad_row, scale)
-            attention.merge_target(runtime, csr, row_sums, masses, *common)
+        read, written = (*given, grad_weights, grad_edge, attr, seed), (terms, partial_delta)
+        grid = plan.blocks(count), plan.slices
+        _DELTA(runtime, macros, grid, THREADS, *read, *written, *sizes, *shape, *drop)
+        delta = attention.delta_of(csr, runtime, partial_delta)
+    read = (*given, grad_weights, delta, grad_edge, key, attr, seed)
+    outs = (terms, grad_query, grad_edge_query, partial, partial_edge)
+    grid = plan.blocks(rows + count), plan.slices
+    _TARGET(runtime, macros, grid, THREADS, *read, *outs, *sizes, *shape, scale, *drop)
+    if count:
+        merge_sums(runtime, csr, partial, grad_query)
+        if grad_edge_query is not None and dim:
+            merge_sums(runtime, csr, partial_edge, grad_edge_query)
     if grad_attr is not None:
         plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
-        read = (grad_edge, edge_query, terms, grad_attr)
-        grid = plan.blocks(rows + count), 1
-        macros = specialise(types, plan, Pace(1, 1), DROPOUT=0, WEIGHTS=0, EDGE_VECS=1)
-        _ATTR(runtime, macros, grid, THREADS, *graph, *read, *sizes, heads, dim, scale)
+        read = (*given, grad_edge, edge_query, seed, terms, grad_attr)
+        grid, flags = (plan.blocks(rows + count), 1), flags | {"WEIGHTS": False}
+        macros = specialise(types, plan, Pace(1, 1), **flags, EDGE_VECS=1)
+        _ATTR(runtime, macros, grid, THREADS, *read, *sizes, heads, dim, scale, *drop)
 
 
 def transformer_source(
     runtime: Runtime,
     csr: CSR,
-    grad_value: Tensor,
     grad_key: Tensor,
     partial: Tensor,
-    grad: Tensor,
     query: Tensor,
     terms: Tensor,
     heads: int,
     scale: float,
 ) -> None:
-    """Writes the gradients of keys and values."""
+    """Writes the gradient of the keys."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = grad_key.size(0), row_width(grad_key)
     if not rows or not width:
         return
     count, channels = tiles.size(0), width // heads
-    plan = head_layout(heads, channels, grad, query, grad_value, grad_key)
-    speed = pace("transformer_source", plan, grad, csr.idx.numel(), rows)
+    plan = head_layout(heads, channels, query, grad_key)
+    speed = pace("transformer_source", plan, query, csr.idx.numel(), rows)
     macros = specialise(types_of(query, rowptr), plan, speed)
-    tables = (rowptr, idx, perm, tiles, grad, query, terms, grad_value, grad_key, partial)
+    tables = (rowptr, idx, perm, tiles, query, terms, grad_key, partial)
     sizes = (rows, count, split, heads, channels, scale)
     grid = plan.blocks(rows + count), plan.slices
     _SOURCE(runtime, macros, grid, THREADS, *tables, *sizes)
     if count:
-        values, keys = partial.view(2, count, width)
-        merge_sums(runtime, csr, values, grad_value)
-        merge_sums(runtime, csr, keys, grad_key)
+        merge_sums(runtime, csr, partial, grad_key)
