@@ -94,9 +94,10 @@ class _View(View):
             edges = self._edges(edge_index, edge_attr, adj.num_edges)
         require(support.saving_reasons(x_l, x_r, att, *(edges or ())))
         RECORD.fused(type(conv).__name__)
+        given = conv.concat and conv.bias is None and getattr(conv, "res", None) is None
         return ops.gatv2(
             *(x_l, x_r, att, adj, slope, dropout),
-            *(self._num_loops, edges, self._with_weights),
+            *(self._num_loops, edges, self._with_weights, given),
         )
 
     def _edges(self, edge_index: Any, edge_attr: Tensor, num_edges: int) -> EdgeFeatures:

@@ -51,7 +51,8 @@ class _View(View):
             edges = edge_features(conv, edge_attr, adj.num_edges)
         require(support.saving_reasons(query, key, value, *(edges or ())))
         RECORD.fused(type(conv).__name__)
-        return ops.transformer(query, key, value, adj, dropout, edges, self._with_weights)
+        given = conv.concat and not conv.root_weight
+        return ops.transformer(query, key, value, adj, dropout, edges, self._with_weights, given)
 
 
 fuse_transformer = Fusion(TransformerConv, _View, ("propagate",))

@@ -16,6 +16,7 @@ from pyg_ioaware.ops.library import (
     primitive,
     sum_dtype,
 )
+from pyg_ioaware.philox import mask
 
 EDGE_ARGS = "Tensor? attr, Tensor? loop_attr, Tensor? lin"
 OPTIONS = "int heads, int num_loops, float slope, float dropout, Tensor? seed"
@@ -63,6 +64,7 @@ def _fake(
     seed: Tensor | None,
     needs_attr: bool,
     needs_source: bool,
+    out: Tensor | None,
     scores: Tensor | None,
     signs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -83,7 +85,7 @@ def _fake(
 @primitive(
     "gatv2_backward(Tensor grad, Tensor? grad_weights, Tensor x_l, Tensor x_r, Tensor att,"
     f" Tensor stats, {CSR_ARGS}, {SOURCE_ARGS}, {EDGE_ARGS}, {OPTIONS}, bool needs_attr,"
-    " bool needs_source, Tensor? scores, Tensor? signs)"
+    " bool needs_source, Tensor? out, Tensor? scores, Tensor? signs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
@@ -114,13 +116,15 @@ def gatv2_backward(
     seed: Tensor | None,
     needs_attr: bool,
     needs_source: bool,
+    out: Tensor | None,
     scores: Tensor | None,
     signs: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     r"""Returns the gradients of both rows, of the attention vectors (in float64), of the features
     of edges and of self-loops, and of their map.
 
-    An engine that gathers needs :obj:`scores` and :obj:`signs`; others form what is not given.
+    An engine that gathers needs :obj:`out`, :obj:`scores` and :obj:`signs`; others form what is not
+    given.
     """
     num_rows, width, sums = x_r.size(0), row_width(x_r), sum_dtype(x_r.dtype)
     loops, dim = max(num_loops, 0), 0 if lin is None else lin.size(1)
@@ -129,7 +133,7 @@ def gatv2_backward(
     by_source = CSR(source_rowptr, source_idx, source_perm, source_tiles, source_split)
     x_l, x_r, att, grad = (t.contiguous() for t in (x_l, x_r, att, grad))
     grad_weights = None if grad_weights is None else grad_weights.contiguous()
-    edges, rate = edge_operands(attr, loop_attr, lin), (dropout, seed)
+    edges = edge_operands(attr, loop_attr, lin)
     grad_attr = grad_loop = grad_lin = lin_parts = grad_x_l = None
     if needs_attr:  # edges that are skipped have none
         grad_attr, grad_loop = allocate(x_r, idx.size(0), dim).zero_(), allocate(x_r, loops, dim)
@@ -139,43 +143,52 @@ def gatv2_backward(
         lin_parts = _parameter_sums(x_r, count, dim, width)
     written = (att_parts, lin_parts, grad_attr, grad_loop)
     source_count = slots(x_l, idx.size(0) + x_l.size(0))
-    source_parts = _parameter_sums(x_l, source_count, width) if needs_source else None
-    parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
+    source_parts = _parameter_sums(x_l, source_count, width)
     if gathers(x_r.device):
-        assert scores is not None, "scores were not kept"
-        terms, grad_x_l = allocate(x_r, positions, heads, dtype=sums), allocate(x_l, *x_l.shape)
-        values = grad_x_l if sums is x_l.dtype else allocate(x_l, *x_l.shape, dtype=sums)
-        value_parts = partials(x_l, source_tiles, width, sums)
-        read, shape = (grad, x_l, scores, stats), (heads, num_loops)
+        assert out is not None, "nothing was kept"
+        if grad_weights is not None and seed is not None:
+            grad_weights = grad_weights * mask(positions, heads, dropout, seed, sums)
+        delta, terms = (allocate(x_r, n, heads, dtype=sums) for n in (num_rows, positions))
+        kept = (scores, stats)
         launch(
-            "attention_values", by_source, values, terms, value_parts, *read, *shape, *rate, True
+            *("attention_delta", by_target, delta, partials(x_r, tiles, heads, sums)),
+            *(grad, out.contiguous(), *kept, grad_weights, heads, num_loops),
+        )
+        # Without gradients of sources this is run for those of scores.
+        grad_x_l = allocate(x_l, *x_l.shape)
+        launch(
+            *("gatv2_source", by_source, grad_x_l, source_parts),
+            *(partials(x_l, source_tiles, width, sums), terms, grad, x_l, att),
+            *(*kept, delta, grad_weights, signs, heads, num_loops, slope, dropout, seed),
         )
         grad_x_r = allocate(x_r, *x_r.shape)
-        read = (scores, signs, grad_weights, x_r, att, stats)
-        options = (*edges, *shape, slope, *rate)
-        launch("gatv2_target", by_target, grad_x_r, terms, *written, *parts, *read, *options)
-        if source_parts is not None:
-            read = (x_l, att, terms, signs, *shape, slope)
-            launch("gatv2_source", by_source, grad_x_l, source_parts, values, value_parts, *read)
+        launch(
+            *("gatv2_target", by_target, grad_x_r, *written),
+            *(partials(x_r, tiles, width, sums), terms, signs, x_r, att),
+            *(*edges, heads, num_loops, slope),
+        )
     else:
         grad_x_r = allocate(x_r, *x_r.shape)
         terms = allocate(x_r, positions, 2, heads, dtype=sums)
         if signs is None:
             signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
         scaled = None if lin is None else (lin * att.view(-1, 1)).contiguous()
-        read = (grad, grad_weights, x_l, x_r, att, stats, *edges, scaled)
+        parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
         launch(
             *("gatv2_target", by_target, grad_x_r, terms, signs, *written, *parts, scores),
-            *(*read, heads, num_loops, slope, *rate),
+            *(grad, grad_weights, x_l, x_r, att, stats, *edges, scaled),
+            *(heads, num_loops, slope, dropout, seed),
         )
-        if source_parts is not None:
+        if needs_source:
             grad_x_l = allocate(x_l, *x_l.shape)
             row_sums = allocate(x_l, source_count, width, dtype=sums)
-            outs = (grad_x_l, source_parts, row_sums, partials(x_l, source_tiles, 2 * width, sums))
-            read = (grad, x_l, att, terms, signs, heads, num_loops, slope)
-            launch("gatv2_source", by_source, *outs, *read)
+            launch(
+                *("gatv2_source", by_source, grad_x_l, source_parts, row_sums),
+                *(partials(x_l, source_tiles, 2 * width, sums), grad, x_l, att, terms, signs),
+                *(heads, num_loops, slope),
+            )
     grad_att = _total(att_parts)
-    if source_parts is not None:
+    if needs_source:
         grad_att = grad_att + _total(source_parts)
     if lin is not None and lin_parts is not None:
         # The kernel leaves the attention vector out, so that it may be zero.

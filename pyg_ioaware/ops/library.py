@@ -94,7 +94,7 @@ def is_plain(*values: Any) -> bool:
     return True
 
 
-def launch(kernel: str, csr: CSR, *args: CSR | Tensor | float | None) -> None:
+def launch(kernel: str, csr: CSR, *args: Any) -> None:
     """Runs a kernel on the engine of the structure's device."""
     engine = engines.of(csr.rowptr.device)
     if engine is None:

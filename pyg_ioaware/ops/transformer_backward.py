@@ -52,6 +52,7 @@ def _fake(
     seed: Tensor | None,
     needs_attr: bool,
     needs_source: bool,
+    out: Tensor | None,
     scores: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     def like(x: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ def _fake(
 @primitive(
     "transformer_backward(Tensor grad, Tensor? grad_edge, Tensor? grad_weights, Tensor query,"
     f" Tensor key, Tensor value, Tensor stats, {CSR_ARGS}, {SOURCE_ARGS}, {EDGE_ARGS}, {OPTIONS},"
-    " bool needs_attr, bool needs_source, Tensor? scores)"
+    " bool needs_attr, bool needs_source, Tensor? out, Tensor? scores)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
@@ -100,19 +101,20 @@ def transformer_backward(
     seed: Tensor | None,
     needs_attr: bool,
     needs_source: bool,
+    out: Tensor | None,
     scores: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     r"""Returns the gradients of queries, keys and values, of the features of edges, and of what is
     asked of them.
 
-    An engine that gathers needs :obj:`scores`; others form them again.
+    An engine that gathers needs :obj:`out` and :obj:`scores`; others form scores again.
     """
     num_rows, width, sums = query.size(0), row_width(query), sum_dtype(query.dtype)
     by_target = CSR(rowptr, idx, perm, tiles, split)
     by_source = CSR(source_rowptr, source_idx, source_perm, source_tiles, source_split)
     grad, query, key, value = (t.contiguous() for t in (grad, query, key, value))
     grad_edge, grad_weights = edge_operands(grad_edge, grad_weights)
-    edges, rate = edge_operands(attr, edge_query), (dropout, seed)
+    edges = edge_operands(attr, edge_query)
     grad_query, edge_width = allocate(query, *query.shape), 0
     grad_key = grad_value = grad_edge_query = grad_attr = None
     if edge_query is not None:
@@ -122,33 +124,41 @@ def transformer_backward(
         grad_attr = allocate(query, idx.size(0), attr.size(1))
     parts = [partials(query, tiles, w, sums) for w in (width, edge_width, heads)]
     if gathers(query.device):
-        assert scores is not None, "scores were not kept"
-        terms, grad_value = (
-            allocate(query, idx.size(0), heads, dtype=sums),
-            allocate(key, *key.shape),
-        )
-        source_parts = partials(key, source_tiles, width, sums)
-        read = (grad, value, scores, stats, heads, -1, *rate, False)
-        launch("attention_values", by_source, grad_value, terms, source_parts, *read)
-        written, read = (grad_query, grad_edge_query, terms, grad_attr), (scores, grad_edge)
+        assert out is not None, "nothing was kept"
+        delta, terms = (allocate(query, n, heads, dtype=sums) for n in (num_rows, idx.size(0)))
+        kept, more = (scores, stats), grad_weights
+        if attr is not None and grad_edge is not None:
+            more = allocate(query, idx.size(0), heads, dtype=sums)
+            read = (grad_edge, grad_weights, edges[0])
+            launch("transformer_more", by_target, more, *read, heads, dropout, seed)
         launch(
-            *("transformer_target", by_target, *written, *parts, *read, grad_weights),
-            *(key, stats, *edges, heads, scale, *rate),
+            *("attention_delta", by_target, delta, partials(query, tiles, heads, sums)),
+            *(grad, out.contiguous(), *kept, more, heads, -1),
         )
-        if needs_source:
-            grad_key = allocate(key, *key.shape)
-            read = (query, terms, heads, scale)
-            launch("transformer_source", by_source, grad_key, source_parts, *read)
+        # Without gradients of sources this is run for those of scores.
+        grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
+        launch(
+            *("transformer_source", by_source, grad_value, grad_key),
+            *(partials(key, source_tiles, 2 * width, sums), terms, grad, query, value),
+            *(*kept, delta, more, heads, scale, dropout, seed),
+        )
+        launch(
+            *("transformer_target", by_target, grad_query, grad_edge_query, grad_attr),
+            *(*parts[:2], key, terms, *kept, grad_edge, *edges, heads, scale, dropout, seed),
+        )
     else:
         terms = allocate(query, idx.size(0), 2, heads, dtype=sums)
-        written = (grad_query, grad_edge_query, terms, grad_attr)
-        read = (grad, grad_edge, grad_weights, query, key, value, stats, *edges)
-        launch(*("transformer_target", by_target, *written, *parts, *read, heads, scale, *rate))
+        launch(
+            *("transformer_target", by_target, grad_query, grad_edge_query, terms, grad_attr),
+            *(*parts, grad, grad_edge, grad_weights, query, key, value, stats, *edges),
+            *(heads, scale, dropout, seed),
+        )
         if needs_source:
             grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
-            source_parts = partials(key, source_tiles, 2 * width)
-            outs, read = (grad_value, grad_key, source_parts), (grad, query, terms, heads, scale)
-            launch("transformer_source", by_source, *outs, *read)
+            launch(
+                *("transformer_source", by_source, grad_value, grad_key),
+                *(partials(key, source_tiles, 2 * width), grad, query, terms, heads, scale),
+            )
     if not needs_source:
-        grad_value = None
+        grad_key = grad_value = None
     return grad_query, grad_key, grad_value, grad_attr, grad_edge_query

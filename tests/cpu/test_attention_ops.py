@@ -520,37 +520,26 @@ def primitive_arguments(name: str, g: Graph, case: Case) -> tuple[Any, ...]:
         rows[2] = rows[2].flatten()
         attr, lin, loop_attr = [*edges, None, None, None][:3]
         options = (case.heads, loops_of(op, g, case), 0.2, case.dropout, seed)
-        given = (*rows, *adj.by_target, attr, loop_attr, lin, *options)
-        _, stats, *formed = call(*given, True, True)
-        structure = given[3:]
-        formed = formed if edges and keeps_scores(rows[0].device) else [None, None]
-        target = (grad, None, *rows, stats, *structure, case.edge_dim > 0, *formed)
-        kept = (rows[0], rows[2])
-        more = options[:3]
+        more, grads = (attr, loop_attr, lin, *options), (grad, None)
+        kept = (True, True)
     else:
         attr = edges[0] if edges else None
-        width = case.heads * case.edge_dim
-        asked = features(g.num_dst, width, seed=9) if edges else None
-        options = (case.heads, 0.5, case.dropout, seed)
-        given = (*rows, *adj.by_target, attr, asked, *options)
-        stats = call(*given, False)[2]
-        structure = given[3:]
-        target = (grad, asked, None, *rows, stats, *structure, case.edge_dim > 0)
-        kept = (rows[0], rows[1])
-        more = options[:2]
+        asked = features(g.num_dst, case.heads * case.edge_dim, seed=9) if edges else None
+        more, grads = (attr, asked, case.heads, 0.5, case.dropout, seed), (grad, asked, None)
+        kept = (True,)
+    given = (*rows, *adj.by_target, *more, *kept)
     if name == op:
-        return (*given, True, True) if op == "gatv2" else (*given, True)
-    if name.endswith("_target"):
-        return target
-    terms = getattr(torch.ops.pyg_ioaware, f"{op}_target")(*target)
-    if op == "transformer":
-        terms = terms[-1:]
-    else:
-        terms = (terms[-2], terms[-1] if formed[1] is None else formed[1])
-    return (grad, *kept, *terms, *adj.by_source_in_place, *more)
+        return given
+    outputs = call(*given)
+    keeps = keeps_scores(grad.device, bool(edges) and op == "gatv2")
+    stats, *formed = outputs[1:] if op == "gatv2" else outputs[2:]
+    formed = [outputs[0], *formed] if keeps else [None] * (len(formed) + 1)
+    rows = (*grads, *rows, stats, *adj.by_target, *adj.by_source_in_place)
+    return (*rows, *more, case.edge_dim > 0, True, *formed)
 
 
-PRIMITIVES = [op + part for op in OPS for part in ("", "_target", "_source")]
+PARTS = ("", "_backward")
+PRIMITIVES = [op + part for op in OPS for part in PARTS]
 
 
 @pytest.mark.parametrize("graph", ["unsorted", "path", "no_edges", "hub"])
@@ -577,7 +566,7 @@ def test_who_listens_sees_the_primitives_and_changes_nothing(op: str, case: str)
             found.append([out, *torch.autograd.grad(total, given)])
         if seen is not None:
             names = {event.name for event in seen.events()}
-            assert {f"pyg_ioaware::{op}{part}" for part in ("", "_target", "_source")} <= names
+            assert {f"pyg_ioaware::{op}{part}" for part in PARTS} <= names
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

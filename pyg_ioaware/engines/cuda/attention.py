@@ -1,16 +1,10 @@
-"""What gatv2 and transformer on CUDA share: see kernels/attention.cu, attention_values.cu."""
+"""What gatv2 and transformer on CUDA share: see kernels/attention.cu, attention_delta.cu."""
 
 from torch import Tensor
 
 from pyg_ioaware.engines import row_width
-from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
-from pyg_ioaware.engines.cuda.plan import (
-    THREADS,
-    head_layout,
-    merge_blocks,
-    merge_head_layout,
-    pace,
-)
+from pyg_ioaware.engines.cuda.launch import ORDERED, ROWS, Kernel, Runtime, specialise, types_of
+from pyg_ioaware.engines.cuda.plan import THREADS, head_layout, merge_blocks, merge_head_layout
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 from pyg_ioaware.philox import keep_scale, threshold
@@ -26,15 +20,15 @@ _MERGE = Kernel(
         *(("out", "T*"), ("stats", "A*"), ("num_tiles", "i64"), *SHAPE),
     ],
 )
-_VALUES = Kernel(
-    "attention_values",
-    "attention_values",
+_DELTA = Kernel(
+    "attention_delta",
+    "attention_delta",
     [
-        *(*GRAPH, ("grad", "T*"), ("value", "T*"), ("scores", "A*"), ("stats", "A*")),
-        *(("seed", "i64*"), ("grad_value", "T*"), ("sums", "A*"), ("terms", "A*")),
-        *(("partial", "A*"), *ROWS, ("num_loops", "i64"), *SHAPE, *DROPOUT),
+        *(*ORDERED, ("grad", "T*"), ("out", "T*"), ("scores", "A*"), ("stats", "A*")),
+        *(("more", "A*"), ("delta", "A*"), ("partial", "A*"), *ROWS, ("num_loops", "i64"), *SHAPE),
     ],
 )
+_ENDLESS = 2**62  # rows of so many edges are split
 
 
 def one_channel(heads: int, *tables: Tensor) -> list[Tensor]:
@@ -64,52 +58,40 @@ def merge(
     _MERGE(runtime, macros, merge_blocks(count), THREADS, *tables, count, heads, channels)
 
 
-def attention_values(
+def attention_delta(
     runtime: Runtime,
     csr: CSR,
-    sums: Tensor,
-    terms: Tensor,
+    delta: Tensor,
     partial: Tensor,
     grad: Tensor,
-    value: Tensor,
+    out: Tensor,
     scores: Tensor,
     stats: Tensor,
+    more: Tensor | None,
     heads: int,
     num_loops: int,
-    dropout: float,
-    seed: Tensor | None,
-    unmerged: bool,
 ) -> None:
-    r"""Writes the gradient of the values, and what that of the scores is made of.
-
-    ``sums`` are of the dtype of sums if more is to be added, and then those of tiles are left in
-    ``partial``: ``unmerged``.
-    """
-    rowptr, idx, perm, tiles, split = csr
-    rows, width = value.size(0), row_width(value)
+    """Writes what the gradients of the scores of a row have in common."""
+    rowptr, idx, _, tiles, split = csr
+    rows, width = grad.size(0), row_width(grad)
     if not rows or not heads:
         return
     if not width:
-        sums, partial, grad, value = one_channel(heads, sums, partial, grad, value)
+        grad, out = one_channel(heads, grad, out)
         width = heads
-    count, channels = tiles.size(0), width // heads
-    plan = head_layout(heads, channels, grad, value)
-    wide = sums.dtype is not value.dtype
-    speed = pace("attention_values", plan, grad, idx.numel(), rows, with_more=seed is not None)
-    flags = {"LOOPS": num_loops >= 0, "DROPOUT": seed is not None}
-    macros = specialise(types_of(value, rowptr), plan, speed, **flags)
-    read = (grad, value, scores, stats, seed)
-    written = (None if wide else sums, sums if wide else None, terms, partial)
-    sizes = (rows, count, split, num_loops, heads, channels)
-    drop = (threshold(dropout), keep_scale(dropout))
-    grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
-    _VALUES(runtime, macros, grid, THREADS, *graph, *read, *written, *sizes, *drop)
-    if count and not unmerged:
-        merge_sums(runtime, csr, partial, sums)
+    plan, count = head_layout(heads, width // heads, grad, out), tiles.size(0)
+    if more is None:  # rows are short then, whatever the number of their edges
+        count, split = 0, _ENDLESS
+    flags = {"LOOPS": num_loops >= 0, "MORE": more is not None}
+    macros = specialise(types_of(grad, rowptr), plan, **flags)
+    tables = (rowptr, idx, tiles, grad, out, scores, stats, more, delta, partial)
+    sizes = (rows, count, split, num_loops, heads, width // heads)
+    grid = plan.blocks(rows + count), plan.slices
+    _DELTA(runtime, macros, grid, THREADS, *tables, *sizes)
+    if count:
+        merge_sums(runtime, csr, partial, delta)
 
 
-def delta_of(csr: CSR, runtime: Runtime, partial_delta: Tensor) -> Tensor:
-    """Returns delta of split rows from the parts of their tiles."""
-    delta = partial_delta.new_empty(csr.rowptr.numel() - 1, partial_delta.size(1))
-    merge_sums(runtime, csr, partial_delta, delta)
-    return delta
+def drop(dropout: float) -> tuple[int, float]:
+    """Returns how the kernels take the probability with which a weight is dropped."""
+    return threshold(dropout), keep_scale(dropout)

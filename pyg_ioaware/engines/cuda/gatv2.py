@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cuda import attention
-from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
+from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, drop, one_channel
 from pyg_ioaware.engines.cuda.launch import (
     GRAPH,
     ORDERED,
@@ -19,7 +19,6 @@ from pyg_ioaware.engines.cuda.launch import (
 from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout, pace
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
-from pyg_ioaware.philox import keep_scale, threshold
 
 _LIN_DEPTH = 4  # features of edges that a block of gatv2_lin takes
 _MOST_LIN_SLOTS = 512
@@ -38,31 +37,23 @@ _FORWARD = Kernel(
         *(*_ROWS, *SHAPE, ("dim", "i32"), ("slope", "f64"), *DROPOUT),
     ],
 )
-_BY_TARGET = [*ORDERED, ("scores", "A*"), ("stats", "A*"), ("grad_weights", "A*")]
-_DELTA = Kernel(
-    "gatv2_target",
-    "gatv2_delta",
-    [
-        *(*_BY_TARGET, ("seed", "i64*"), ("terms", "A*"), ("partial_delta", "A*")),
-        *(*_ROWS, *SHAPE, *DROPOUT),
-    ],
-)
 _TARGET = Kernel(
     "gatv2_target",
     "gatv2_target",
     [
-        *(*_BY_TARGET, ("delta", "A*"), ("signs", "u8*"), ("x_r", "T*"), ("att", "T*")),
-        *(("seed", "i64*"), ("terms", "A*"), ("grad_x_r", "T*"), ("slots", "f64*")),
-        *(("partial", "A*"), *_ROWS, *SHAPE, ("slope", "f64"), *DROPOUT),
+        *(*ORDERED, ("signs", "u8*"), ("x_r", "T*"), ("att", "T*"), ("terms", "A*")),
+        *(("grad_x_r", "T*"), ("slots", "f64*"), ("partial", "A*")),
+        *(*_ROWS, *SHAPE, ("slope", "f64")),
     ],
 )
 _SOURCE = Kernel(
     "gatv2_source",
     "gatv2_source",
     [
-        *(*GRAPH, ("terms", "A*"), ("signs", "u8*"), ("x_l", "T*"), ("att", "T*")),
-        *(("sums", "A*"), ("grad_x_l", "T*"), ("slots", "f64*"), ("partial", "A*")),
-        *(*_ROWS, *SHAPE, ("slope", "f64")),
+        *(*GRAPH, ("grad", "T*"), ("x_l", "T*"), ("att", "T*"), ("scores", "A*")),
+        *(("stats", "A*"), ("delta", "A*"), ("more", "A*"), ("signs", "u8*")),
+        *(("seed", "i64*"), ("terms", "A*"), ("grad_x_l", "T*"), ("slots", "f64*")),
+        *(("partial", "A*"), *_ROWS, *SHAPE, ("slope", "f64"), *DROPOUT),
     ],
 )
 _EDGE_SIZES = [
@@ -127,10 +118,9 @@ def gatv2(
     macros = specialise(types_of(out, rowptr), plan, speed, **flags)
     tables = (x_l, x_r, att, attr, loop_attr, lin, seed)
     sizes, shape = (rows, count, split, num_loops), (heads, channels)
-    drop = _drop(dropout)
     grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
     written = (out, stats, scores, signs, partial, partial_stats)
-    values = (*sizes, *shape, dim, slope, *drop)
+    values = (*sizes, *shape, dim, slope, *drop(dropout))
     _FORWARD(runtime, macros, grid, THREADS, *graph, *tables, *written, *values)
     attention.merge(runtime, csr, partial, partial_stats, out, stats, heads)
 
@@ -139,29 +129,23 @@ def gatv2_target(
     runtime: Runtime,
     csr: CSR,
     grad_x_r: Tensor,
-    terms: Tensor,
     att_parts: Tensor,
     lin_parts: Tensor | None,
     grad_attr: Tensor | None,
     grad_loop: Tensor | None,
     partial: Tensor,
-    partial_delta: Tensor,
-    scores: Tensor,
+    terms: Tensor,
     signs: Tensor,
-    grad_weights: Tensor | None,
     x_r: Tensor,
     att: Tensor,
-    stats: Tensor,
     attr: Tensor | None,
     loop_attr: Tensor | None,
     lin: Tensor | None,
     heads: int,
     num_loops: int,
     slope: float,
-    dropout: float,
-    seed: Tensor | None,
 ) -> None:
-    """Writes the gradients on the side of the targets, and those of the scores to ``terms``."""
+    """Writes the gradients on the side of the targets, and those of edges, from ``terms``."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = x_r.size(0), row_width(x_r)
     if not rows or not width:
@@ -172,20 +156,13 @@ def gatv2_target(
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
     tables = (x_r, att, grad_x_r, *(() if lin is None else (lin,)))
     plan, types = head_layout(heads, channels, *tables), types_of(x_r, rowptr)
-    flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
     speed = pace("gatv2_target", plan, x_r, idx.numel(), rows)
-    macros = specialise(types, plan, speed, **flags, LOOPS=num_loops >= 0)
-    sizes, drop = (rows, count, split, num_loops, heads, channels), _drop(dropout)
-    given, delta = (rowptr, idx, tiles, scores, stats, grad_weights), None
-    if count:
-        more, grid = (*sizes, *drop), (plan.blocks(count), plan.slices)
-        _DELTA(runtime, macros, grid, THREADS, *given, seed, terms, partial_delta, *more)
-        delta = attention.delta_of(csr, runtime, partial_delta)
+    macros = specialise(types, plan, speed, LOOPS=num_loops >= 0)
+    sizes = (rows, count, split, num_loops, heads, channels, slope)
     blocks = _slots(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
-    read, written = (*given, delta, signs, x_r, att, seed), (terms, grad_x_r, slots, partial)
-    grid = blocks, plan.slices
-    _TARGET(runtime, macros, grid, THREADS, *read, *written, *sizes, slope, *drop)
+    args = (rowptr, idx, tiles, signs, x_r, att, terms, grad_x_r, slots, partial, *sizes)
+    _TARGET(runtime, macros, (blocks, plan.slices), THREADS, *args)
     if count:
         merge_sums(runtime, csr, partial, grad_x_r)
     _sum_slots(slots, att_parts)
@@ -216,10 +193,6 @@ def gatv2_target(
         )
 
 
-def _drop(dropout: float) -> tuple[int, float]:
-    return threshold(dropout), keep_scale(dropout)
-
-
 def _slots(plan: HeadLayout, items: int) -> int:
     """Returns how many blocks take so many items, and each write sums: some multiple."""
     blocks = min(MOST_SLOTS, plan.blocks(items))
@@ -244,32 +217,40 @@ def gatv2_source(
     csr: CSR,
     grad_x_l: Tensor,
     att_parts: Tensor,
-    sums: Tensor,
     partial: Tensor,
+    terms: Tensor,
+    grad: Tensor,
     x_l: Tensor,
     att: Tensor,
-    terms: Tensor,
+    scores: Tensor,
+    stats: Tensor,
+    delta: Tensor,
+    more: Tensor | None,
     signs: Tensor,
     heads: int,
     num_loops: int,
     slope: float,
+    dropout: float,
+    seed: Tensor | None,
 ) -> None:
-    """Adds the gradient of the scores to that of the values, which ``sums`` hold."""
+    """Writes the gradients on the side of the sources, and those of the scores to ``terms``."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = x_l.size(0), row_width(x_l)
     if not rows or not width:
         att_parts.zero_()
         return
     count, channels = tiles.size(0), width // heads
-    plan = head_layout(heads, channels, x_l, att, grad_x_l)
-    speed = pace("gatv2_source", plan, x_l, idx.numel(), rows)
-    macros = specialise(types_of(x_l, rowptr), plan, speed, LOOPS=num_loops >= 0)
+    plan = head_layout(heads, channels, grad, x_l, att, grad_x_l)
+    laden = seed is not None or more is not None
+    speed = pace("gatv2_source", plan, grad, idx.numel(), rows, with_more=laden)
+    flags = {"LOOPS": num_loops >= 0, "DROPOUT": seed is not None, "MORE": more is not None}
+    macros = specialise(types_of(x_l, rowptr), plan, speed, **flags)
     blocks = _slots(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
-    read = (rowptr, idx, perm, tiles, terms, signs, x_l, att, sums)
-    sizes = (rows, count, split, num_loops, heads, channels, slope)
-    grid = blocks, plan.slices
-    _SOURCE(runtime, macros, grid, THREADS, *read, grad_x_l, slots, partial, *sizes)
+    read = (rowptr, idx, perm, tiles, grad, x_l, att, scores, stats, delta, more, signs, seed)
+    written = (terms, grad_x_l, slots, partial)
+    sizes = (rows, count, split, num_loops, heads, channels, slope, *drop(dropout))
+    _SOURCE(runtime, macros, (blocks, plan.slices), THREADS, *read, *written, *sizes)
     _sum_slots(slots, att_parts)
     if count:
         merge_sums(runtime, csr, partial, grad_x_l)

@@ -220,9 +220,9 @@ def _pace(
     if kernel == "gatv2":
         batch = _most(words * (1 + features), 4 if long else 0, 8, 16)
         return Pace(batch, (6 if batch == 8 else 7) if lean and not more else 1)
-    if kernel in ("gatv2_target", "gatv2_source"):  # which gather no rows
-        return Pace(8, 1)
-    if kernel == "attention_values":
+    if kernel == "gatv2_target":  # which gathers no rows
+        return Pace(8, 12 if lean else 1)
+    if kernel == "gatv2_source":
         batch = _most(words, 0, 8, 16)
         narrow = 8 if size == 4 else 7
         return Pace(batch, narrow if lean else 4 if vectors == 2 and size <= 4 else 1)

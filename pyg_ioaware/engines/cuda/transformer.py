@@ -1,15 +1,14 @@
-"""transformer on CUDA: see kernels/transformer.cu, transformer_target.cu, transformer_source.cu."""
+"""transformer on CUDA: see kernels/transformer.cu, transformer_source.cu, and so on."""
 
 from torch import Tensor
 
 from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cuda import attention
-from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, one_channel
+from pyg_ioaware.engines.cuda.attention import DROPOUT, SHAPE, drop, one_channel
 from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
 from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, Pace, head_layout, pace
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
-from pyg_ioaware.philox import keep_scale, threshold
 
 _MOST_FEATURES = 8  # of an edge, that one lane sums where there are lanes enough
 
@@ -24,32 +23,29 @@ _FORWARD = Kernel(
         *(*ROWS, *SHAPE, ("dim", "i32"), ("scale", "f64"), *DROPOUT),
     ],
 )
-_BY_TARGET = [*GRAPH, ("scores", "A*"), ("stats", "A*")]
-_SIZES = [*ROWS, *SHAPE, ("dim", "i32")]
-_DELTA = Kernel(
-    "transformer_target",
-    "transformer_delta",
+_MORE = Kernel(
+    "transformer_edges",
+    "transformer_more",
     [
-        *(*_BY_TARGET, ("grad_weights", "A*"), ("grad_edge", "T*"), ("attr", "T*")),
-        *(("seed", "i64*"), ("terms", "A*"), ("partial_delta", "A*"), *_SIZES, *DROPOUT),
+        *(*GRAPH, ("grad_edge", "T*"), ("grad_weights", "A*"), ("attr", "T*")),
+        *(("seed", "i64*"), ("more", "A*"), *ROWS, *SHAPE, ("dim", "i32"), *DROPOUT),
     ],
 )
 _TARGET = Kernel(
     "transformer_target",
     "transformer_target",
     [
-        *(*_BY_TARGET, ("grad_weights", "A*"), ("delta", "A*"), ("grad_edge", "T*")),
-        *(("key", "T*"), ("attr", "T*"), ("seed", "i64*"), ("terms", "A*")),
-        *(("grad_query", "T*"), ("grad_edge_query", "T*"), ("partial", "A*")),
-        *(("partial_edge", "A*"), *_SIZES, ("scale", "f64"), *DROPOUT),
+        *(*GRAPH, ("key", "T*"), ("attr", "T*"), ("terms", "A*"), ("grad_query", "T*")),
+        *(("grad_edge_query", "T*"), ("partial", "A*"), ("partial_edge", "A*")),
+        *(*ROWS, *SHAPE, ("dim", "i32"), ("scale", "f64")),
     ],
 )
 _ATTR = Kernel(
-    "transformer_target",
+    "transformer_edges",
     "transformer_attr",
     [
-        *(*_BY_TARGET, ("grad_edge", "T*"), ("edge_query", "T*"), ("seed", "i64*")),
-        *(("terms", "A*"), ("grad_attr", "T*"), *ROWS),
+        *(*GRAPH, ("scores", "A*"), ("stats", "A*"), ("grad_edge", "T*"), ("edge_query", "T*")),
+        *(("seed", "i64*"), ("terms", "A*"), ("grad_attr", "T*"), *ROWS),
         *(("heads", "i32"), ("dim", "i32"), ("scale", "f64"), *DROPOUT),
     ],
 )
@@ -57,8 +53,10 @@ _SOURCE = Kernel(
     "transformer_source",
     "transformer_source",
     [
-        *(*GRAPH, ("query", "T*"), ("terms", "A*"), ("grad_key", "T*"), ("partial", "A*")),
-        *(*ROWS, *SHAPE, ("scale", "f64")),
+        *(*GRAPH, ("grad", "T*"), ("query", "T*"), ("value", "T*"), ("scores", "A*")),
+        *(("stats", "A*"), ("delta", "A*"), ("more", "A*"), ("seed", "i64*"), ("terms", "A*")),
+        *(("grad_value", "T*"), ("grad_key", "T*"), ("partial", "A*")),
+        *(*ROWS, *SHAPE, ("scale", "f64"), *DROPOUT),
     ],
 )
 
@@ -101,9 +99,8 @@ def transformer(
     tables = (rowptr, idx, perm, tiles, query, key, value, attr, edge_query, seed, out, edge_out)
     parts = (stats, scores, partial, partial_edge, partial_stats)
     sizes = (rows, count, split, heads, channels, dim, scale)
-    drop = (threshold(dropout), keep_scale(dropout))
     grid = plan.blocks(rows + count), plan.slices
-    _FORWARD(runtime, macros, grid, THREADS, *tables, *parts, *sizes, *drop)
+    _FORWARD(runtime, macros, grid, THREADS, *tables, *parts, *sizes, *drop(dropout))
     attention.merge(runtime, csr, partial, partial_stats, out, stats, heads)
     if edge_out is not None and dim:
         attention.merge(runtime, csr, partial_edge, partial_stats, edge_out, None, heads)
@@ -114,21 +111,43 @@ def _lanes(dim: int) -> int:
     return -(-dim // _MOST_FEATURES)
 
 
+def transformer_more(
+    runtime: Runtime,
+    csr: CSR,
+    more: Tensor,
+    grad_edge: Tensor,
+    grad_weights: Tensor | None,
+    attr: Tensor,
+    heads: int,
+    dropout: float,
+    seed: Tensor | None,
+) -> None:
+    """Writes what features and gradients of weights add to the gradient of each weight."""
+    rowptr, idx, perm, tiles, split = csr
+    rows, count, dim = rowptr.numel() - 1, tiles.size(0), attr.size(1)
+    if not rows or not heads:
+        return
+    plan = head_layout(heads, 1, attr[:0], least=_lanes(dim))
+    speed, flags = Pace(4, 1), {"DROPOUT": seed is not None}
+    macros = specialise(types_of(attr, rowptr), plan, speed, **flags, EDGE_VECS=1)
+    tables = (rowptr, idx, perm, tiles, grad_edge, grad_weights, attr, seed, more)
+    sizes = (rows, count, split, heads, 1, dim, *drop(dropout))
+    _MORE(runtime, macros, (plan.blocks(rows + count), plan.slices), THREADS, *tables, *sizes)
+
+
 def transformer_target(
     runtime: Runtime,
     csr: CSR,
     grad_query: Tensor,
     grad_edge_query: Tensor | None,
-    terms: Tensor,
     grad_attr: Tensor | None,
     partial: Tensor,
     partial_edge: Tensor,
-    partial_delta: Tensor,
-    scores: Tensor,
-    grad_edge: Tensor | None,
-    grad_weights: Tensor | None,
     key: Tensor,
+    terms: Tensor,
+    scores: Tensor,
     stats: Tensor,
+    grad_edge: Tensor | None,
     attr: Tensor | None,
     edge_query: Tensor | None,
     heads: int,
@@ -136,7 +155,7 @@ def transformer_target(
     dropout: float,
     seed: Tensor | None,
 ) -> None:
-    """Writes the gradients on the side of the targets, and those of the scores to ``terms``."""
+    """Writes the gradients on the side of the targets, and those of edges, from ``terms``."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = grad_query.size(0), row_width(grad_query)
     dim = 0 if attr is None else attr.size(1)
@@ -148,56 +167,69 @@ def transformer_target(
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, key, grad_query, least=_lanes(dim))
     types = types_of(grad_query, rowptr)
-    flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
-    laden = seed is not None or grad_weights is not None
-    speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0, laden)
-    macros = specialise(types, plan, speed, **flags, EDGE_VECS=-(-dim // plan.head_lanes))
-    sizes, drop = (rows, count, split), (threshold(dropout), keep_scale(dropout))
-    shape, delta = (heads, channels, dim), None
-    given = (rowptr, idx, perm, tiles, scores, stats)
-    if count:
-        read, written = (*given, grad_weights, grad_edge, attr, seed), (terms, partial_delta)
-        grid = plan.blocks(count), plan.slices
-        _DELTA(runtime, macros, grid, THREADS, *read, *written, *sizes, *shape, *drop)
-        delta = attention.delta_of(csr, runtime, partial_delta)
-    read = (*given, grad_weights, delta, grad_edge, key, attr, seed)
-    outs = (terms, grad_query, grad_edge_query, partial, partial_edge)
+    speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0)
+    macros = specialise(types, plan, speed, EDGE_VECS=-(-dim // plan.head_lanes))
+    graph, sizes = (rowptr, idx, perm, tiles), (rows, count, split)
+    tables = (key, attr, terms, grad_query, grad_edge_query, partial, partial_edge)
     grid = plan.blocks(rows + count), plan.slices
-    _TARGET(runtime, macros, grid, THREADS, *read, *outs, *sizes, *shape, scale, *drop)
+    _TARGET(
+        *(runtime, macros, grid, THREADS, *graph, *tables),
+        *(*sizes, heads, channels, dim, scale),
+    )
     if count:
         merge_sums(runtime, csr, partial, grad_query)
         if grad_edge_query is not None and dim:
             merge_sums(runtime, csr, partial_edge, grad_edge_query)
     if grad_attr is not None:
         plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
-        read = (*given, grad_edge, edge_query, seed, terms, grad_attr)
-        grid, flags = (plan.blocks(rows + count), 1), flags | {"WEIGHTS": False}
-        macros = specialise(types, plan, Pace(1, 1), **flags, EDGE_VECS=1)
-        _ATTR(runtime, macros, grid, THREADS, *read, *sizes, heads, dim, scale, *drop)
+        macros = specialise(types, plan, Pace(1, 1), DROPOUT=seed is not None, EDGE_VECS=1)
+        edge_tables = (scores, stats, grad_edge, edge_query, seed, terms, grad_attr)
+        _ATTR(
+            *(runtime, macros, (plan.blocks(rows + count), 1), THREADS, *graph, *edge_tables),
+            *(*sizes, heads, dim, scale, *drop(dropout)),
+        )
 
 
 def transformer_source(
     runtime: Runtime,
     csr: CSR,
+    grad_value: Tensor,
     grad_key: Tensor,
     partial: Tensor,
-    query: Tensor,
     terms: Tensor,
+    grad: Tensor,
+    query: Tensor,
+    value: Tensor,
+    scores: Tensor,
+    stats: Tensor,
+    delta: Tensor,
+    more: Tensor | None,
     heads: int,
     scale: float,
+    dropout: float,
+    seed: Tensor | None,
 ) -> None:
-    """Writes the gradient of the keys."""
+    """Writes the gradients of keys and values, and those of the scores to ``terms``."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = grad_key.size(0), row_width(grad_key)
-    if not rows or not width:
+    if not rows or not heads:
         return
+    if not width:
+        grad_value, grad_key, grad = one_channel(heads, grad_value, grad_key, grad)
+        query, value = one_channel(heads, query, value)
+        partial, width = partial.new_zeros(2 * tiles.size(0), heads), heads
     count, channels = tiles.size(0), width // heads
-    plan = head_layout(heads, channels, query, grad_key)
-    speed = pace("transformer_source", plan, query, csr.idx.numel(), rows)
-    macros = specialise(types_of(query, rowptr), plan, speed)
-    tables = (rowptr, idx, perm, tiles, query, terms, grad_key, partial)
-    sizes = (rows, count, split, heads, channels, scale)
+    plan = head_layout(heads, channels, grad, query, value, grad_value, grad_key)
+    laden = seed is not None or more is not None
+    speed = pace("transformer_source", plan, grad, idx.numel(), rows, with_more=laden)
+    flags = {"DROPOUT": seed is not None, "MORE": more is not None}
+    macros = specialise(types_of(query, rowptr), plan, speed, **flags)
+    read = (rowptr, idx, perm, tiles, grad, query, value, scores, stats, delta, more, seed)
+    written = (terms, grad_value, grad_key, partial)
+    sizes = (rows, count, split, heads, channels, scale, *drop(dropout))
     grid = plan.blocks(rows + count), plan.slices
-    _SOURCE(runtime, macros, grid, THREADS, *tables, *sizes)
+    _SOURCE(runtime, macros, grid, THREADS, *read, *written, *sizes)
     if count:
-        merge_sums(runtime, csr, partial, grad_key)
+        values, keys = partial.view(2, count, width)
+        merge_sums(runtime, csr, values, grad_value)
+        merge_sums(runtime, csr, keys, grad_key)
