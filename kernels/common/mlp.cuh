@@ -66,7 +66,9 @@ struct Hidden {
       for (int u = 0; u < BATCH; u++) {
         const acc_t feature = widen(__ldg(rows.attr[u] + d));
 #pragma unroll
-        for (int n = 0; n < NV; n++) add_scaled(z[u][n], feature, map[n]);
+        for (int n = 0; n < NV; n++)
+          if (place.inside(n))  // an infinite feature times no channel is NaN
+            add_scaled(z[u][n], feature, map[n]);
       }
     }
 #endif
