@@ -49,7 +49,7 @@ class Explanation:
         for name, calls in self.layers.items():
             if calls.fused:
                 lines.append(f"{name}: fused ({calls.fused}x)")
-            lines += [f"{name}: formed besides, {what}" for what in calls.formed]
+            lines += [f"{name}: in part on stock PyG, {what}" for what in calls.formed]
         lines += [f"{what} ({n}x)" for what, n in self.chosen.items()]
         lines += [self.error] if self.error else [f"stock PyG, {why}" for why in self.reasons]
         return "\n".join(lines)

@@ -8,7 +8,6 @@ of a fused operation; for anything else it turns into the tensor that stock PyG 
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,14 +21,11 @@ from pyg_ioaware.graph.identity import same_memory
 from pyg_ioaware.graph.streams import is_capturing
 from pyg_ioaware.messages.commute import SHAPING, on_nodes
 from pyg_ioaware.messages.direct import combine
+from pyg_ioaware.messages.uses import EXPOSING, PRODUCTS, getters, may_change, why_formed
 from pyg_ioaware.record import RECORD
 
 Stock = Callable[..., Tensor]
-
-
-def _getters(*names: str) -> set[Any]:
-    return {getattr(Tensor, name).__get__ for name in names if hasattr(Tensor, name)}
-
+Form = Callable[[str], Tensor]  # forms messages, given the reason
 
 # What may be asked of a lazy message without looking at its values.
 _METADATA = {
@@ -49,7 +45,7 @@ _METADATA = {
     torch.is_floating_point,
     torch.is_complex,
     torch.numel,
-} | _getters(
+} | getters(
     "shape",
     "ndim",
     "dtype",
@@ -72,16 +68,9 @@ _METADATA = {
     "names",
     "_version",
 )
-_PRODUCTS = {torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__}
-_PRODUCTS |= {Tensor.__rmul__}
 _NEW = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor}
-# What lets the formed values change without their version moving, or watches their gradient.
-_EXPOSING = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr}
-_EXPOSING |= {Tensor.untyped_storage, Tensor.storage, Tensor.register_hook, Tensor.retain_grad}
-_EXPOSING |= _getters("data", "grad", "grad_fn")
-_EXPOSING |= {getattr(Tensor, name).__set__ for name in ("data", "grad", "requires_grad")}
-_REDUCE = {"sum": "sum", "add": "sum", "mean": "mean"}
-_REDUCE |= {"max": "max", "amax": "max", "min": "min", "amin": "min"}
+REDUCE = {"sum": "sum", "add": "sum", "mean": "mean"}
+REDUCE |= {"max": "max", "amax": "max", "min": "min", "amin": "min"}
 
 
 class LazyMessage(Tensor):
@@ -98,7 +87,7 @@ class LazyMessage(Tensor):
     src: Tensor
     ends: Tensor
     weight: Tensor | None
-    _form: Callable[[], Tensor]
+    _form: Form
     _formed: Tensor | None
     _exposed: bool
     _recorded: bool  # whether autograd recorded the gather
@@ -112,7 +101,7 @@ class LazyMessage(Tensor):
         src: Tensor,
         index: Tensor,
         weight: Tensor | None,
-        form: Callable[[], Tensor],
+        form: Form,
         parent: "LazyMessage | None",
         recorded: bool,
     ) -> "LazyMessage":
@@ -152,7 +141,7 @@ class LazyMessage(Tensor):
             RECORD.pend(self.owner, reason)
             # In the mode in which they were gathered, not in that of whoever looks first.
             with torch.inference_mode(False), torch.set_grad_enabled(self._recorded):
-                self._formed = self._form()
+                self._formed = self._form(reason)
         if self.is_foreign:
             with torch._C.DisableTorchFunctionSubclass():
                 return self.clone()
@@ -208,13 +197,13 @@ class LazyMessage(Tensor):
             nodes = on_nodes(func, args, kwargs)
             if nodes is not None:
                 return _commuted(func, nodes, args, kwargs)
-        if func in _PRODUCTS and len(args) == 2 and not kwargs:
+        if func in PRODUCTS and len(args) == 2 and not kwargs:
             product = _weighted(func, *args)
             if product is not None:
                 return product
         if func in _NEW and type(first) is LazyMessage and first.is_intact:
             return func(first.src, *args[1:], **{"dtype": first.dtype, **kwargs})
-        reason, used = f"messages used by '{_name(func)}'", []
+        reason, used = why_formed(func, kwargs), []
 
         def plain(value: Any) -> Any:
             if type(value) is not LazyMessage:
@@ -223,8 +212,8 @@ class LazyMessage(Tensor):
             return value.form(reason)
 
         args, kwargs = tree_map(plain, args), tree_map(plain, kwargs)
-        exposed = func in _EXPOSING
-        if exposed or _may_change(func, kwargs):
+        exposed = func in EXPOSING
+        if exposed or may_change(func, kwargs):
             for messages in used:
                 messages.form_family(reason, exposed)
         out = func(*args, **kwargs)
@@ -242,7 +231,7 @@ class LazyMessage(Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         # Reached where C++ code bypasses Python. The gradient runs through _Connect then.
-        reason = f"messages used by '{func}'"
+        reason = why_formed(func, kwargs or {})
 
         def plain(value: Any) -> Any:
             if type(value) is not LazyMessage:
@@ -270,9 +259,9 @@ def gather(conv: Any, src: Tensor, index: Tensor, stock: Stock) -> Tensor:
         return stock(conv, src, index)
     if not in_range(index, src.size(0)):
         if is_capturing(src.device):
-            RECORD.pend(owner, "edges not prepared before a CUDA graph is captured ('prepare')")
+            RECORD.pend(owner, "new edges in a CUDA graph: call 'prepare' before it is captured")
         return stock(conv, src, index)  # it raises, and its message says what is wrong
-    return _lazy(owner, src, index, None, partial(stock, conv, src, index))
+    return _lazy(owner, src, index, None, lambda _: stock(conv, src, index))
 
 
 def aggregate(
@@ -297,7 +286,7 @@ def aggregate(
         torch.Tensor, optional: :obj:`None` if stock PyG has to do it: the messages were changed,
         or an index is out of range, which stock reports.
     """
-    op = _REDUCE.get(reduce)
+    op = REDUCE.get(reduce)
     if op is None or dim_size is None or dim not in (0, -messages.dim()):
         return None
     if not messages.is_intact or support.index_reasons(index, messages.src):
@@ -322,7 +311,7 @@ class _Connect(Function):
         weight: Tensor | None,
         index: Tensor,
         owner: str,
-        form: Callable[[], Tensor],
+        form: Form,
         parent: LazyMessage | None,
     ) -> Tensor:
         ctx.index, ctx.shape, ctx.dtype = index, src.shape, src.dtype
@@ -350,7 +339,7 @@ def _lazy(
     src: Tensor,
     index: Tensor,
     weight: Tensor | None,
-    form: Callable[[], Tensor],
+    form: Form,
     parent: LazyMessage | None = None,
 ) -> LazyMessage:
     differentiable = src.requires_grad or (weight is not None and weight.requires_grad)
@@ -371,15 +360,15 @@ def _weighted(func: Callable[..., Any], a: Any, b: Any) -> Tensor | None:
     if not messages.is_intact or messages.weight is not None:
         return None
     if type(weight) is LazyMessage and weight.size(-1) == 1:
-        weight = weight.form("messages used as weights")
+        weight = weight.form("weights gathered from nodes are formed, one number per edge")
     if not support.is_weight(weight, messages) or support.saving_reasons(messages.src, weight):
         return None
     vector = weight.squeeze(-1)
     if vector.dim() == 2 and vector.size(1) == 1:
         vector = vector.squeeze(-1)
 
-    def form() -> Tensor:
-        dense = messages.form("messages used after weighting")
+    def form(reason: str) -> Tensor:
+        dense = messages.form(reason)
         out: Tensor = func(weight, dense) if swapped else func(dense, weight)
         return out
 
@@ -392,12 +381,10 @@ def _commuted(
     """Returns the lazy result of a function that was applied to the nodes already."""
     messages: LazyMessage = args[0]
 
-    def form() -> Tensor:
-        reason = f"messages used after '{_name(func)}'"
+    def form(reason: str) -> Tensor:
         if func in SHAPING:  # a view shows the memory of what it is a view of
             out: Tensor = func(messages.form(reason), *args[1:], **kwargs)
             return out
-        RECORD.pend(messages.owner, reason)
         return nodes.index_select(0, messages.ends)
 
     return _lazy(messages.owner, nodes, messages.ends, None, form, messages)
@@ -407,24 +394,5 @@ def _versions(*tensors: Tensor | None) -> list[int]:
     return [t._version for t in tensors if t is not None and not t.is_inference()]
 
 
-def _may_change(func: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """Tells whether a function may change its arguments in place, judging by its name."""
-    if isinstance(func, torch.jit.ScriptFunction):
-        return True
-    name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    in_place |= name.startswith("__i") or name in ("__setitem__", "__set__")
-    return in_place or "out" in kwargs or bool(kwargs.get("inplace"))
-
-
 def _trailing(weight: Tensor, dim: int) -> Tensor:
     return weight.view(*weight.shape, *[1] * (dim - weight.dim()))
-
-
-def _name(func: Callable[..., Any]) -> str:
-    if isinstance(func, torch.jit.ScriptFunction):
-        return str(func.name)
-    name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        return f"Tensor.{getattr(getattr(func, '__self__', None), '__name__', '?')}"
-    return name

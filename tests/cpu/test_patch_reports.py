@@ -13,6 +13,7 @@ from torch_geometric.nn import (
     GATv2Conv,
     GCNConv,
     MedianAggregation,
+    MessagePassing,
     SAGEConv,
     SumAggregation,
     TransformerConv,
@@ -159,6 +160,29 @@ def test_explain_gives_reasons_and_errors():
         assert not pyg_ioaware.explain(Net(), X, EDGES).fused
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         pyg_ioaware.explain("model", X)
+
+
+WEIGHT = torch.ones(EDGES.size(1), 1)
+REASONS = {
+    "'cat' takes the messages of all edges": lambda x_j: torch.cat([x_j, x_j], -1),
+    "'relu_' may change messages in place": lambda x_j: x_j.relu_(),
+    "'Tensor.data' shows the memory": lambda x_j: x_j.data,
+    "'mul' by more than one weight per edge": lambda x_j: x_j * WEIGHT * WEIGHT,
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_explain_tells_which_function_needed_the_messages(reason):
+    class Own(MessagePassing):
+        def forward(self, x, edge_index):
+            return self.propagate(edge_index, x=x)
+
+        def message(self, x_j):
+            return REASONS[reason](x_j)
+
+    (found,) = pyg_ioaware.explain(Own(), X, EDGES).reasons
+    assert found.startswith(f"Own: {reason}")
+    assert ";" not in found
 
 
 @bad_index
