@@ -68,14 +68,8 @@ template <int N, class T = place_t> struct Marks {
     for (int w = 0; w < WORDS; w++) words[w] = ~SIGNS;
   }
   DEVICE_MEMBER void load(const T* at) {
-    constexpr int BYTES = N * sizeof(T), ACCESS = BYTES < 16 ? BYTES : 16;
-    typedef typename Bits<ACCESS>::type bits;
     clear();
-#pragma unroll
-    for (int b = 0; b < BYTES; b += ACCESS) {
-      const bits some = __ldg((const bits*)(at + b / sizeof(T)));
-      memcpy((char*)words + b, &some, ACCESS);
-    }
+    load_bytes<N * sizeof(T)>(at, words);
   }
   DEVICE_MEMBER bool is(int v, int place) const {
     const unsigned all = BITS_EACH == 32 ? ~0u : (1u << (BITS_EACH & 31)) - 1u;

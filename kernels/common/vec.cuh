@@ -44,27 +44,9 @@ DEVICE void store(scalar_t* at, const acc_t (&from)[VEC]) {
 }
 
 // Partials and places: VEC words, in accesses of up to 16 bytes.
-template <class T> struct Words {
-  static constexpr int PER = VEC * sizeof(T) < 16 ? VEC : 16 / sizeof(T);
-  typedef typename Bits<PER * sizeof(T)>::type type;
-};
-
 template <class T> DEVICE void load_words(const T* at, T (&to)[VEC]) {
-  constexpr int PER = Words<T>::PER;
-#pragma unroll
-  for (int v = 0; v < VEC; v += PER) {
-    const typename Words<T>::type words = __ldg((const typename Words<T>::type*)(at + v));
-    memcpy(to + v, &words, sizeof(words));
-  }
+  load_bytes<VEC * sizeof(T)>(at, to);
 }
-
 template <class T> DEVICE void store_words(T* at, const T (&from)[VEC]) {
-  constexpr int PER = Words<T>::PER;
-  typedef typename Words<T>::type words_t;
-#pragma unroll
-  for (int v = 0; v < VEC; v += PER) {
-    words_t words;
-    memcpy(&words, from + v, sizeof(words));
-    *(words_t*)(at + v) = words;
-  }
+  store_bytes<VEC * sizeof(T)>(at, from);
 }

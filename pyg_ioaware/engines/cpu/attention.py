@@ -371,12 +371,14 @@ def loop_offset(attr, loop_attr):
     return (address(loop_attr) - address(attr)) // attr.element_size()
 
 
-def channels_field(channels, dtype):
-    """The field of a head's channels: part of the code where they are one block.
+def size_fields(channels, dtype, more):
+    """The fields of what every entry takes of sizes and shape, and of so many more integers.
 
-    The compiler knows then that the blocks of a group of heads lie side by side.
+    A head's channels are part of the code where they are one block: the compiler knows then that
+    the blocks of a group of heads lie side by side.
     """
-    return channels if channels * dtype.itemsize == BLOCK else INTEGER
+    own = channels if channels * dtype.itemsize == BLOCK else INTEGER
+    return (*(INTEGER,) * 4, own, *(INTEGER,) * more)
 
 
 def shape_fields(heads, channels, dtype):

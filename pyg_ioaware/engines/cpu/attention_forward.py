@@ -23,7 +23,6 @@ from pyg_ioaware.engines.cpu.attention import (
     LANES,
     NO_LOOP,
     add_weighted,
-    channels_field,
     clear,
     dot_products,
     draw,
@@ -38,6 +37,7 @@ from pyg_ioaware.engines.cpu.attention import (
     present,
     scale,
     shape_fields,
+    size_fields,
     write_rows,
 )
 from pyg_ioaware.engines.cpu.blocks import (
@@ -49,7 +49,7 @@ from pyg_ioaware.engines.cpu.blocks import (
     value_of,
 )
 from pyg_ioaware.engines.cpu.exp import exp
-from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
+from pyg_ioaware.engines.cpu.jit import Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
     add,
@@ -376,7 +376,7 @@ def _run(csr, tensors, factor, heads, channels, dim, num_loops, offset, dropout,
     perm, permuted = present(perm, idx)
     scores, keeps = present(scores, stats)
     tensors = (rowptr, idx, perm, tiles, out, edge_out, stats, scores, *others)
-    sizes = (*(INTEGER,) * 4, channels_field(channels, out.dtype), *(INTEGER,) * 8)
+    sizes = size_fields(channels, out.dtype, 8)
     shape = shape_fields(heads, channels, out.dtype)
     fields = (*(dtype(t) for t in tensors), torch.float64, *sizes, *shape)
     drop = seed is not None

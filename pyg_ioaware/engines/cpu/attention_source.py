@@ -23,11 +23,11 @@ import torch
 from pyg_ioaware.engines import row_width
 from pyg_ioaware.engines.cpu.attention import (
     NO_LOOP,
-    channels_field,
     numbers,
     present,
     read_signs,
     shape_fields,
+    size_fields,
 )
 from pyg_ioaware.engines.cpu.blocks import (
     BLOCK,
@@ -41,7 +41,7 @@ from pyg_ioaware.engines.cpu.blocks import (
     value_of,
 )
 from pyg_ioaware.engines.cpu.gather import AHEAD
-from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
+from pyg_ioaware.engines.cpu.jit import Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
     add,
@@ -202,7 +202,7 @@ def _run(csr, written, read, ends, factor, heads, num_loops, slots):
     chunks = min(slots // 2, work // (1 << 17) + 1)
     channels, kind = width // max(heads, 1), written[0].dtype
     _, _, together, _ = shape_fields(heads, channels, kind)
-    sizes = (*(INTEGER,) * 4, channels_field(channels, kind), *(INTEGER,) * 4)
+    sizes = size_fields(channels, kind, 4)
     fields = (*(dtype(t) for t in tensors), torch.float64, *sizes, together)
     values = (
         *(address(t) for t in tensors),

@@ -36,7 +36,6 @@ from pyg_ioaware.engines.cpu.attention import (
     NO_LOOP,
     add_rows,
     add_weighted,
-    channels_field,
     clear,
     dot_products,
     draw,
@@ -53,13 +52,14 @@ from pyg_ioaware.engines.cpu.attention import (
     read_rows,
     scale,
     shape_fields,
+    size_fields,
     write_rows,
 )
 from pyg_ioaware.engines.cpu.attention_edges import gatv2_edges
 from pyg_ioaware.engines.cpu.attention_slopes import add_products, add_slopes, settle
 from pyg_ioaware.engines.cpu.blocks import fold_sum, number_of, numbers_of, repeat, value_of
 from pyg_ioaware.engines.cpu.exp import exp
-from pyg_ioaware.engines.cpu.jit import INTEGER, Entry, device, items_of, phase_of, take, unpack
+from pyg_ioaware.engines.cpu.jit import Entry, device, items_of, phase_of, take, unpack
 from pyg_ioaware.engines.cpu.memory import empty
 from pyg_ioaware.engines.cpu.rows import address, dtype, launch, rows_of
 from pyg_ioaware.engines.cpu.vec import (
@@ -391,7 +391,7 @@ def _run(csr, tensors, factor, heads, dim, num_loops, offset, dropout, seed, slo
     tensors["grad_weights"], weighs = present(tensors["grad_weights"], tensors["terms"])
     tensors["grad_attr"], back = present(tensors.get("grad_attr"), tensors["terms"])
     given = (rowptr, idx, perm, tiles, *(tensors.get(name) for name in ARGUMENTS))
-    sizes = (*(INTEGER,) * 4, channels_field(channels, out.dtype), *(INTEGER,) * 10)
+    sizes = size_fields(channels, out.dtype, 10)
     shape = shape_fields(heads, channels, out.dtype)
     fields = (*(dtype(t) for t in given), torch.float64, *sizes, *shape)
     values = (

@@ -12,7 +12,7 @@ from pyg_ioaware.engines.cuda.launch import (
     specialise,
     types_with,
 )
-from pyg_ioaware.engines.cuda.plan import THREADS, layout, merge_layout, pace, scan_layout
+from pyg_ioaware.engines.cuda.plan import THREADS, Layout, layout, merge_layout, pace, scan_layout
 from pyg_ioaware.engines.cuda.reduce import paired
 from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums, weighted
 from pyg_ioaware.graph.csr import CSR
@@ -123,8 +123,8 @@ def _scan(
     plan = scan_layout(width, folded)
     macros = specialise(types, plan, pace("reduce_scan", plan, grad, idx.numel(), rows), **flags)
     if folds:
-        blocks = -(-mark.numel() // (plan.vec * THREADS))
-        _FOLD(runtime, macros, (blocks, 1), THREADS, mark, folded, mark.numel())
+        grid = _each_once(mark, plan)
+        _FOLD(runtime, macros, grid, THREADS, mark, folded, mark.numel())
     grid = plan.blocks(rows + count), plan.slices
     tables = (rowptr, idx, tiles, place, x, mark, folded, grad, best, dx, partial, unusual)
     _SCAN(runtime, macros, grid, THREADS, *tables, rows, count, split, width)
@@ -137,9 +137,14 @@ def _shares(
     share = torch.empty_like(grad)
     plan = merge_layout(grad.size(1), grad, share)
     macros = specialise(types_with(mark, grad, index), plan, WEIGHTED=0, TIES=ties, PAIRED=0)
-    blocks = -(-grad.numel() // (plan.vec * THREADS))
-    _SHARE(runtime, macros, (blocks, 1), THREADS, grad, mark, share, unusual, grad.numel())
+    grid = _each_once(grad, plan)
+    _SHARE(runtime, macros, grid, THREADS, grad, mark, share, unusual, grad.numel())
     return share
+
+
+def _each_once(table: Tensor, plan: Layout) -> tuple[int, int]:
+    """Returns the grid of a kernel that takes each number of a table once, an access a thread."""
+    return -(-table.numel() // (plan.vec * THREADS)), 1
 
 
 def reduce_weight(
