@@ -21,9 +21,10 @@ struct Backward {
   acc_t edge_sum[SLOTS][EDGE_VECS];
 #endif
 
-  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
-    index_t source[BATCH];
-    spread<FULL>(mine, source);
+  DEVICE_MEMBER void ask(int half, const index_t (&source)[BATCH]) const {
+    Ahead::ask({from.key}, half, source, place);
+  }
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, unsigned used, int half) {
     acc_t slopes[SLOTS][BATCH];
 #pragma unroll
     for (int s = 0; s < SLOTS; s++)
@@ -33,13 +34,11 @@ struct Backward {
         const long long at = (long long)edge * place.heads + place.head_of(s);
         slopes[s][i] = edge < edges.end && place.has(s) ? __ldg(terms + at) : 0;
       }
-    Packed rows[BATCH][NV];
-    load_rows<FULL>(from.key, source, place, rows);
-    add_weighted(sum, slopes, rows);
+    add_weighted(sum, slopes, {half, 0});
 #if EDGES
     const scalar_t* attr[BATCH];
 #pragma unroll
-    for (int u = 0; u < BATCH; u++) attr[u] = from.features(k + u, FULL || source[u] >= 0);
+    for (int u = 0; u < BATCH; u++) attr[u] = from.features(k + u, FULL || used >> u & 1);
     add_weighted_edges(edge_sum, slopes, attr, from.dim, place);
 #endif
   }
@@ -63,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if EDGES
   clear_edges(step.edge_sum);
 #endif
-  walk(edges, idx, step);
+  walk_ahead(edges, idx, step);
   if (edges.row < 0) return;
 #pragma unroll
   for (int n = 0; n < NV; n++)
