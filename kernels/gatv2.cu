@@ -22,12 +22,9 @@ struct Forward {
   unsigned char* signs;
   acc_t sum[NV][VEC];
 
-  DEVICE_MEMBER void ask(int half, const index_t (&source)[BATCH]) const {
-    Ahead::ask({hidden.from.x_l}, half, source, hidden.place);
-  }
   template <bool FULL>
-  DEVICE_MEMBER void load(Batch& rows, position_t k, unsigned used, int half) const {
-    hidden.load<FULL>(rows, k, used, half);
+  DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
+    hidden.load<FULL>(rows, k, source);
   }
   DEVICE_MEMBER void scores(Batch& rows, acc_t (&parts)[SLOTS][BATCH]) const {
 #if SIGNS

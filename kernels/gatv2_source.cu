@@ -16,6 +16,7 @@
 
 struct BackwardSource {
   struct Batch {
+    Packed grad[BATCH][NV];
     SignWords words;
   };
   const Edges& edges;
@@ -26,22 +27,21 @@ struct BackwardSource {
   acc_t x_l[NV][VEC], sum[NV][VEC];
   SignedSums sums;
 
-  DEVICE_MEMBER void ask(int half, const index_t (&source)[BATCH]) const {
-    Ahead::ask({grad}, half, source, place);
-  }
-  DEVICE_MEMBER void load(Batch& rows, position_t k) const {
+  template <bool FULL>
+  DEVICE_MEMBER void load(Batch& rows, const index_t (&source)[BATCH], position_t k) const {
+    load_rows<FULL>(grad, source, place, rows.grad);
     position_t positions[BATCH];
 #pragma unroll
     for (int i = 0; i < WORD_OWN; i++)
       positions[i] = edges.find(idx, perm, k + word_edge(i, place));
     rows.words.load(signs, positions, place);
   }
-  DEVICE_MEMBER void dots(int half, acc_t (&dots)[SLOTS][BATCH]) const {
-    add_dots(x_l, {half, 0}, dots);
+  DEVICE_MEMBER void dots(const Batch& rows, acc_t (&dots)[SLOTS][BATCH]) const {
+    add_dots(x_l, rows.grad, dots);
   }
-  DEVICE_MEMBER void add(const Batch& rows, int half, const acc_t (&weights)[SLOTS][BATCH],
+  DEVICE_MEMBER void add(Batch& rows, const acc_t (&weights)[SLOTS][BATCH],
                          const acc_t (&slopes)[SLOTS][BATCH]) {
-    add_weighted(sum, weights, {half, 0});
+    add_weighted(sum, weights, rows.grad);
     sums.add(slopes, rows.words, place);
   }
 };

@@ -10,7 +10,6 @@
 // Limits    VEC divides C
 #define LOOPS 0
 #define EDGES (EDGE_VECS > 0)
-#define TABLES 2
 #include "common/attend.cuh"
 #include "common/dots.cuh"
 
@@ -27,12 +26,9 @@ struct Forward {
   acc_t *partial_edge, edge_sum[SLOTS][EDGE_VECS];
 #endif
 
-  DEVICE_MEMBER void ask(int half, const index_t (&source)[BATCH]) const {
-    Ahead::ask({from.key, from.value}, half, source, place);
-  }
   template <bool FULL>
-  DEVICE_MEMBER void load(Batch& rows, position_t k, unsigned used, int half) const {
-    from.load<FULL>(rows, k, used, half);
+  DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
+    from.load<FULL>(rows, k, source, place);
   }
   DEVICE_MEMBER void scores(const Batch& rows, acc_t (&parts)[SLOTS][BATCH]) const {
     add_dots(query, rows.key, parts);

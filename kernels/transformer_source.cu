@@ -11,26 +11,28 @@
 // Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
 // Limits    VEC divides C
 #define LOOPS 0
-#define TABLES 2
 #include "common/attend_source.cuh"
 
 struct BackwardSource {
-  struct Batch {};
+  struct Batch {
+    Packed grad[BATCH][NV], query[BATCH][NV];
+  };
   const Place& place;
   const scalar_t *grad, *query;
   acc_t value[NV][VEC], sum[NV][VEC], key_sum[NV][VEC];
 
-  DEVICE_MEMBER void ask(int half, const index_t (&source)[BATCH]) const {
-    Ahead::ask({grad, query}, half, source, place);
+  template <bool FULL>
+  DEVICE_MEMBER void load(Batch& rows, const index_t (&source)[BATCH], position_t) const {
+    load_rows<FULL>(grad, source, place, rows.grad);
+    load_rows<FULL>(query, source, place, rows.query);
   }
-  DEVICE_MEMBER void load(Batch&, position_t) const {}
-  DEVICE_MEMBER void dots(int half, acc_t (&dots)[SLOTS][BATCH]) const {
-    add_dots(value, {half, 0}, dots);
+  DEVICE_MEMBER void dots(const Batch& rows, acc_t (&dots)[SLOTS][BATCH]) const {
+    add_dots(value, rows.grad, dots);
   }
-  DEVICE_MEMBER void add(const Batch&, int half, const acc_t (&weights)[SLOTS][BATCH],
+  DEVICE_MEMBER void add(Batch& rows, const acc_t (&weights)[SLOTS][BATCH],
                          const acc_t (&slopes)[SLOTS][BATCH]) {
-    add_weighted(sum, weights, {half, 0});
-    add_weighted(key_sum, slopes, {half, 1});
+    add_weighted(sum, weights, rows.grad);
+    add_weighted(key_sum, slopes, rows.query);
   }
 };
 

@@ -21,10 +21,9 @@ struct Backward {
   acc_t edge_sum[SLOTS][EDGE_VECS];
 #endif
 
-  DEVICE_MEMBER void ask(int half, const index_t (&source)[BATCH]) const {
-    Ahead::ask({from.key}, half, source, place);
-  }
-  template <bool FULL> DEVICE_MEMBER void batch(position_t k, unsigned used, int half) {
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
+    index_t source[BATCH];
+    spread<FULL>(mine, source);
     acc_t slopes[SLOTS][BATCH];
 #pragma unroll
     for (int s = 0; s < SLOTS; s++)
@@ -34,11 +33,13 @@ struct Backward {
         const long long at = (long long)edge * place.heads + place.head_of(s);
         slopes[s][i] = edge < edges.end && place.has(s) ? __ldg(terms + at) : 0;
       }
-    add_weighted(sum, slopes, {half, 0});
+    Packed rows[BATCH][NV];
+    load_rows<FULL>(from.key, source, place, rows);
+    add_weighted(sum, slopes, rows);
 #if EDGES
     const scalar_t* attr[BATCH];
 #pragma unroll
-    for (int u = 0; u < BATCH; u++) attr[u] = from.features(k + u, FULL || used >> u & 1);
+    for (int u = 0; u < BATCH; u++) attr[u] = from.features(k + u, FULL || source[u] >= 0);
     add_weighted_edges(edge_sum, slopes, attr, from.dim, place);
 #endif
   }
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if EDGES
   clear_edges(step.edge_sum);
 #endif
-  walk_ahead(edges, idx, step);
+  walk(edges, idx, step);
   if (edges.row < 0) return;
 #pragma unroll
   for (int n = 0; n < NV; n++)

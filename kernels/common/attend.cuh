@@ -1,14 +1,13 @@
 // The forward pass of attention: one walk over a row's edges.
 //
 // An Op has a type Batch of what it holds of a batch of edges, and
-//   ask(half, source)                    asks for the rows of a batch (ahead.cuh)
-//   load<FULL>(batch, k, used, half)     finds what else there is of its edges
+//   load<FULL>(batch, k, source, used)  asks for the rows of a batch
 //   scores(batch, parts)                 the lane's parts of the scores
 //   score(total)                         a score from its sum over lanes
 //   add(batch, change, weights)          sums = change * sums + weights * values
 //   finish(row, part, factor)            writes the sums, of whole rows times the factor
 #pragma once
-#include "ahead.cuh"
+#include "edges.cuh"
 #include "philox.cuh"
 #include "softmax.cuh"
 
@@ -25,11 +24,12 @@ template <class Op> struct Attend {
   Softmax softmax[SLOTS];
   unsigned seen;  // not zero if there is an edge
 
-  DEVICE_MEMBER void ask(int half, const index_t (&source)[BATCH]) const { op.ask(half, source); }
-  template <bool FULL> DEVICE_MEMBER void batch(position_t k, unsigned used, int half) {
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
+    index_t source[BATCH];
+    const unsigned used = spread<FULL>(mine, source);
     seen |= used;
     typename Op::Batch rows;
-    op.template load<FULL>(rows, k, used, half);
+    op.template load<FULL>(rows, k, source);
     acc_t weights[SLOTS][BATCH] = {}, change[SLOTS];
     op.scores(rows, weights);
 #pragma unroll
@@ -63,7 +63,7 @@ DEVICE void attend(Op& op, const Graph& graph, const Edges& edges, const Place& 
 #pragma unroll
   for (int s = 0; s < SLOTS; s++) step.softmax[s].clear();
   step.seen = 0;
-  walk_ahead(edges, graph.idx, step);
+  walk(edges, graph.idx, step);
   const bool whole = edges.part < 0;
   acc_t factor[SLOTS];
 #pragma unroll

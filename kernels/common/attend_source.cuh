@@ -8,12 +8,11 @@
 // edges that are skipped. `more` [E + L, H] or null is what t has besides.
 //
 // An Op has Batch and
-//   ask(half, source)                  asks for the rows of a batch (ahead.cuh)
-//   load(batch, k)                     finds what else there is of its edges
-//   dots(half, dots)                   the lane's parts of <grad, value>
-//   add(batch, half, weights, slopes)  adds to its sums, by weights after dropout and by s_k
+//   load<FULL>(batch, source, k)           asks for the rows of a batch
+//   dots(batch, dots)                      the lane's parts of <grad, value>
+//   add(batch, weights, slopes)            adds to its sums, by weights after dropout and by s_k
 #pragma once
-#include "ahead.cuh"
+#include "edges.cuh"
 #include "philox.cuh"
 
 struct SourceTables {
@@ -39,8 +38,9 @@ template <class Op> struct Source {
       next_row[i] = at < edges.end ? __ldg(tables.idx + at) : edges.row;
     }
   }
-  DEVICE_MEMBER void ask(int half, const index_t (&source)[BATCH]) const { op.ask(half, source); }
-  template <bool FULL> DEVICE_MEMBER void batch(position_t k, unsigned, int half) {
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
+    index_t source[BATCH];
+    spread<FULL>(mine, source);
     position_t own[BATCH];
     acc_t weights[SLOTS][BATCH], inverse[SLOTS][BATCH], delta[SLOTS][BATCH];
 #pragma unroll
@@ -59,9 +59,9 @@ template <class Op> struct Source {
     }
     fetch(k + BATCH);
     typename Op::Batch rows;
-    op.load(rows, k);
+    op.template load<FULL>(rows, source, k);
     acc_t slopes[SLOTS][BATCH] = {};
-    op.dots(half, slopes);
+    op.dots(rows, slopes);
 #pragma unroll
     for (int s = 0; s < SLOTS; s++) {
       combine<HEAD_LANES>(slopes[s], place.sub, Plus());
@@ -86,7 +86,7 @@ template <class Op> struct Source {
         if (place.writes(s)) tables.terms[at(own[i], s)] = slopes[s][i];
       }
     }
-    op.add(rows, half, weights, slopes);
+    op.add(rows, weights, slopes);
   }
 
  private:
@@ -103,5 +103,5 @@ DEVICE void attend_source(Op& op, const Edges& edges, const Place& place, const 
                           const SourceTables& tables) {
   Source<Op> step = {op, edges, place, dropout, tables};
   step.fetch(edges.begin);
-  walk_ahead(edges, tables.idx, step);
+  walk(edges, tables.idx, step);
 }

@@ -1,12 +1,12 @@
 // The rows and features of a batch of edges of transformer.
 #pragma once
-#include "ahead.cuh"
+#include "edges.cuh"
 #if EDGES
 #include "edge_features.cuh"
 #endif
 
 struct Rows {
-  RowsOf key, value;
+  Packed key[BATCH][NV], value[BATCH][NV];
 #if EDGES
   const scalar_t* attr[BATCH];
 #endif
@@ -25,11 +25,13 @@ struct Operands {
     return attr + (long long)edge * dim;
   }
   template <bool FULL>
-  DEVICE_MEMBER void load(Rows& rows, position_t k, unsigned used, int half) const {
-    rows.key = {half, 0}, rows.value = {half, 1};
+  DEVICE_MEMBER void load(Rows& rows, position_t k, const index_t (&source)[BATCH],
+                          const Place& place) const {
 #if EDGES
 #pragma unroll
-    for (int u = 0; u < BATCH; u++) rows.attr[u] = features(k + u, FULL || used >> u & 1);
+    for (int u = 0; u < BATCH; u++) rows.attr[u] = features(k + u, FULL || source[u] >= 0);
 #endif
+    load_rows<FULL>(key, source, place, rows.key);
+    load_rows<FULL>(value, source, place, rows.value);
   }
 };

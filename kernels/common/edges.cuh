@@ -68,6 +68,7 @@ struct Edges {
 };
 
 // Gives all lanes of a group all sources of a batch; returns a bit for each that is one.
+template <bool FULL>
 DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
   unsigned used = 0;
 #pragma unroll
@@ -76,5 +77,22 @@ DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
     if (LANES > 1) source[u] = __shfl_sync(ALL_LANES, source[u], u % SHARERS, LANES);
     used |= (unsigned)(source[u] >= 0) << u;
   }
-  return used;
+  return FULL ? ~0u : used;
+}
+
+// Calls step.full(k, mine) or step.some(k, mine) for each batch of an item's edges, with the next
+// batch's indices on their way.
+template <class Step> DEVICE void walk(const Edges& edges, const index_t* idx, Step& step) {
+  index_t next[LOADS];
+  edges.fetch(idx, edges.begin, next);
+  for (position_t k = edges.begin; any_group(k < edges.stop); k += BATCH) {
+    index_t mine[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; i++) mine[i] = next[i];
+    edges.fetch(idx, k + BATCH, next);
+    if (!LOOPS && all_groups(k + BATCH <= edges.end))
+      step.template batch<true>(k, mine);
+    else
+      step.template batch<false>(k, mine);
+  }
 }

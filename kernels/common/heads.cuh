@@ -116,10 +116,57 @@ DEVICE void store_partial(acc_t* partial, long long part, const Place& place,
     if (place.inside(n)) store_words(partial + part * place.width + place.feature(n), from[n]);
 }
 
+// The rows of a batch of edges, all asked for before any is used.
+template <bool FULL>
+DEVICE void load_rows(const scalar_t* table, const index_t (&source)[BATCH], const Place& place,
+                      Packed (&to)[BATCH][NV]) {
+#pragma unroll
+  for (int u = 0; u < BATCH; u++)
+#pragma unroll
+    for (int n = 0; n < NV; n++) {
+      const bool inside = place.inside(n) && (FULL || source[u] >= 0);
+      const long long at = (long long)source[u] * place.width + place.feature(n);
+      to[u][n] = inside ? load_packed(table + at) : zero_packed();
+    }
+}
+
 // sum += factor * values
 DEVICE void add_scaled(acc_t (&sum)[VEC], acc_t factor, const acc_t (&values)[VEC]) {
 #pragma unroll
   for (int v = 0; v < VEC; v++) sum[v] = fma(factor, values[v], sum[v]);
+}
+
+// parts[slot][u] += the lane's part of left . rows[u]
+DEVICE void add_dots(const acc_t (&left)[NV][VEC], const Packed (&rows)[BATCH][NV],
+                     acc_t (&parts)[SLOTS][BATCH]) {
+#pragma unroll
+  for (int u = 0; u < BATCH; u++)
+#pragma unroll
+    for (int n = 0; n < NV; n++) {
+      acc_t values[VEC];
+      unpack(rows[u][n], values);
+#pragma unroll
+      for (int v = 0; v < VEC; v++)
+        parts[n / HEAD_VECS][u] = fma(left[n][v], values[v], parts[n / HEAD_VECS][u]);
+    }
+}
+
+// sum += weights[u] * rows[u] over the edges of a batch, each head by its own weights
+DEVICE void add_weighted(acc_t (&sum)[NV][VEC], const acc_t (&weights)[SLOTS][BATCH],
+                         Packed (&rows)[BATCH][NV]) {
+#pragma unroll
+  for (int u = 0; u < BATCH; u++)
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) {
+      const acc_t weight = of_edge(weights[s], u);
+#pragma unroll
+      for (int n = s * HEAD_VECS; n < (s + 1) * HEAD_VECS; n++) {
+        acc_t values[VEC];
+        unpack_anew(rows[u][n]);
+        unpack(rows[u][n], values);
+        add_scaled(sum[n], weight, values);
+      }
+    }
 }
 
 // Multiplies each head's numbers by its own factor.

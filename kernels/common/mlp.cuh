@@ -1,6 +1,6 @@
 // The scores of gatv2: an MLP of both ends and the features of an edge.
 #pragma once
-#include "ahead.cuh"
+#include "edges.cuh"
 #include "signs.cuh"
 
 // What scores are made of.
@@ -13,7 +13,7 @@ struct Operands {
 };
 
 struct Rows {
-  RowsOf x_l;
+  Packed x_l[BATCH][NV];
 #if EDGES
   const scalar_t* attr[BATCH];
 #endif
@@ -32,19 +32,20 @@ struct Hidden {
   }
 
   template <bool FULL>
-  DEVICE_MEMBER void load(Rows& rows, position_t k, unsigned used, int half) const {
-    rows.k = k, rows.x_l = {half, 0};
+  DEVICE_MEMBER void load(Rows& rows, position_t k, const index_t (&source)[BATCH]) const {
+    rows.k = k;
 #if EDGES
 #pragma unroll
     for (int u = 0; u < BATCH; u++) {
       rows.attr[u] = from.lin;  // that of no edge is not used
-      if (LOOPS && k + u == edges.end && used >> u & 1)
+      if (LOOPS && k + u == edges.end && source[u] >= 0)
         rows.attr[u] = from.loop_attr + (long long)edges.row * from.dim;
-      else if (FULL || used >> u & 1)
+      else if (FULL || source[u] >= 0)
         rows.attr[u] =
             from.attr + (long long)(from.perm ? (position_t)__ldg(from.perm + k + u) : k + u) * from.dim;
     }
 #endif
+    load_rows<FULL>(from.x_l, source, place, rows.x_l);
   }
 
   // z of each edge, before the leaky_relu
@@ -53,7 +54,7 @@ struct Hidden {
     for (int u = 0; u < BATCH; u++)
 #pragma unroll
       for (int n = 0; n < NV; n++) {
-        unpack(rows.x_l(u, n), z[u][n]);
+        unpack(rows.x_l[u][n], z[u][n]);
 #pragma unroll
         for (int v = 0; v < VEC; v++) z[u][n][v] += x_r[n][v];
       }

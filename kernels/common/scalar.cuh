@@ -106,10 +106,6 @@ DEVICE scalar_t narrow(acc_t value) {
 #endif
 }
 
-#if !defined(PORTABLE) && __CUDA_ARCH__ >= 800
-#define ASYNC_COPIES
-#endif
-
 // A product that is rounded before anything is added to it, in every kernel alike.
 DEVICE float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 DEVICE double rounded_product(double a, double b) {

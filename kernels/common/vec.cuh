@@ -20,10 +20,15 @@ DEVICE void unpack(const Packed& packed, acc_t (&to)[VEC]) {
   for (int v = 0; v < VEC; v++) to[v] = widen(values[v]);
 }
 
-// Keeps what was read from shared memory so far from waiting in registers for its next use.
-DEVICE void read_anew() {
+// Keeps the numbers that were unpacked so far from waiting in registers for the next use.
+DEVICE void unpack_anew(Packed& packed) {
 #ifndef PORTABLE
-  asm volatile("" ::: "memory");
+  unsigned words[sizeof(packed) / 4 + 1];
+  if (sizeof(scalar_t) > 2 || sizeof(packed) < 4) return;
+  memcpy(words, &packed, sizeof(packed));
+#pragma unroll
+  for (int w = 0; w < sizeof(packed) / 4; w++) asm volatile("" : "+r"(words[w]));
+  memcpy(&packed, words, sizeof(packed));
 #endif
 }
 
