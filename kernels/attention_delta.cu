@@ -1,32 +1,26 @@
-// attention_delta — what the gradients of a target's scores have in common.
-// Maths     delta[i] = <grad[i], out[i]> + sum_k softmax_k * more[k], of each head; the first is
-//           sum_k weight_k * <grad[i], value_k>, weight_k after dropout
-// Shapes    grad, out [N, H*C]  scores, more [E + L, H] (acc_t), more where MORE
-//           stats [N, 2*H] (acc_t)  delta [N, H] (acc_t)  partial [T, H]: the parts of tiles
-// Mapping   all heads of a row or tile in LANES lanes (heads.cuh), more heads by blockIdx.y; without
-//           MORE there are no tiles
-// Traffic   grad and out once; scores and more of each edge, in order
+// attention_delta, attention_extra — what the gradients of a target's scores have in common.
+// Maths     common[i] = (largest score, one over the sum of exponentials, delta, 0) of each head,
+//           delta[i] = <grad[i], out[i]> + extra[i], extra[i] = sum_k softmax_k * more[k]; the first
+//           is sum_k weight_k * <grad[i], value_k>, weight_k after dropout
+// Shapes    grad, out [N, H*C]  scores, more [E + L, H]  stats [N, 2*H]  extra [N, H] or null
+//           common [N, H, 4]  partial [T, H], all of acc_t
+// Mapping   all heads of a row, or tile, in LANES lanes (heads.cuh), more heads by blockIdx.y
+// Traffic   grad, out, stats and common once; extra: scores and more of each edge, in order
 // Numerics  the product is summed as those of attend_source.cuh
 // Limits    VEC divides C
 #define BATCH 1
 #include "common/edges.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_delta(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
-                    const long long* __restrict__ tiles, const scalar_t* __restrict__ grad,
-                    const scalar_t* __restrict__ out, const acc_t* __restrict__ scores,
-                    const acc_t* __restrict__ stats, const acc_t* __restrict__ more,
-                    acc_t* __restrict__ delta, acc_t* __restrict__ partial, long long num_rows,
-                    long long num_tiles, long long split, long long num_loops, int heads,
-                    int channels) {
-  const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, num_loops};
-  const Edges edges(graph, group_of_launch());
-  if (!any_group(edges.row >= 0)) return;
+    attention_delta(const scalar_t* __restrict__ grad, const scalar_t* __restrict__ out,
+                    const acc_t* __restrict__ stats, const acc_t* __restrict__ extra,
+                    acc_t* __restrict__ common, long long num_rows, int heads, int channels) {
+  const long long row = group_of_launch() < num_rows ? group_of_launch() : -1;
+  if (!any_group(row >= 0)) return;
   const Place place(heads, channels);
-  const bool first = edges.part < 0 || graph.rowptr[edges.row] == edges.begin;
   acc_t left[NV][VEC], right[NV][VEC], parts[SLOTS][BATCH] = {};
-  load_row(grad, first ? edges.row : -1, place, left);
-  load_row(out, first ? edges.row : -1, place, right);
+  load_row(grad, row, place, left);
+  load_row(out, row, place, right);
 #pragma unroll
   for (int n = 0; n < NV; n++)
 #pragma unroll
@@ -35,23 +29,42 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int s = 0; s < SLOTS; s++) {
     combine<HEAD_LANES>(parts[s], place.sub, Plus());
-#if MORE
+    if (row < 0 || place.sub || !place.has(s)) continue;
+    const acc_t* own = in_row(stats, row, 2 * heads, place.head_of(s));
+    Common found = {own[0], own[heads], parts[s][0], 0};
+    if (extra != nullptr) found.delta += *in_row(extra, row, heads, place.head_of(s));
+    found.store(in_row(common, row, 4 * heads, 4 * place.head_of(s)));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_extra(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+                    const long long* __restrict__ tiles, const acc_t* __restrict__ scores,
+                    const acc_t* __restrict__ stats, const acc_t* __restrict__ more,
+                    acc_t* __restrict__ extra, acc_t* __restrict__ partial, long long num_rows,
+                    long long num_tiles, long long split, long long num_loops, int heads,
+                    int channels) {
+  const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, num_loops};
+  const Edges edges(graph, group_of_launch());
+  if (!any_group(edges.row >= 0)) return;
+  const Place place(heads, channels);
+#pragma unroll
+  for (int s = 0; s < SLOTS; s++) {
     acc_t sum[BATCH] = {};
     if (edges.row >= 0 && place.has(s)) {
-      const acc_t* row = stats + edges.row * 2ll * heads + place.head_of(s);
+      const acc_t* own = in_row(stats, edges.row, 2 * heads, place.head_of(s));
       for (position_t k = edges.begin + place.sub; k < edges.stop; k += HEAD_LANES) {
         const position_t position = edges.find(idx, nullptr, k);
         if (position == NOWHERE) continue;
-        const long long at = (long long)position * heads + place.head_of(s);
-        sum[0] = fma(exp(__ldg(scores + at) - __ldg(row)) * __ldg(row + heads), __ldg(more + at), sum[0]);
+        const acc_t score = *in_row(scores, position, heads, place.head_of(s));
+        const acc_t given = *in_row(more, position, heads, place.head_of(s));
+        sum[0] = fma(exp(score - own[0]) * own[heads], given, sum[0]);
       }
     }
     combine<HEAD_LANES>(sum, place.sub, Plus());
-    parts[s][0] += sum[0];
-#endif
     if (edges.row < 0 || place.sub || !place.has(s)) continue;
-    acc_t* to = edges.part >= 0 ? partial + (long long)edges.part * heads
-                                : delta + (long long)edges.row * heads;
-    to[place.head_of(s)] = parts[s][0];
+    acc_t* to = edges.part >= 0 ? in_row(partial, edges.part, heads, place.head_of(s))
+                                : in_row(extra, edges.row, heads, place.head_of(s));
+    *to = sum[0];
   }
 }

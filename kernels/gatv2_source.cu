@@ -2,11 +2,11 @@
 // Maths     grad_x_l[j] = sum_k weight_k * grad[idx[k]] + att * g, g = sum_k s_k * leaky'(z[k])
 //           over the edges k from source j, s_k as in attend_source.cuh
 //           the gradient of att gets sum_j x_l[j] * g
-// Shapes    grad [N, H*C]  x_l, grad_x_l [S, H*C]  scores, stats, signs as in gatv2.cu
-//           delta [N, H]  more, terms [E + L, H] (acc_t)  slots [blocks, H*C] (double)
+// Shapes    grad [N, H*C]  x_l, grad_x_l [S, H*C]  scores, signs as in gatv2.cu
+//           common [N, H, 4] (acc_t), from attention_delta  more, terms [E + L, H] (acc_t)  slots [blocks, H*C] (double)
 //           rows and tiles by source, perm the positions by target; partial [T, H*C] (acc_t)
 // Mapping   as in gatv2.cu, items in turns
-// Traffic   gathers E rows of grad, of scores, of stats, of delta and of signs, and writes terms at
+// Traffic   gathers E rows of grad, of scores, of common and of signs, and writes terms at
 //           E places
 // Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
 // Limits    VEC divides C
@@ -51,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                  const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                  const scalar_t* __restrict__ grad, const scalar_t* __restrict__ x_l,
                  const scalar_t* __restrict__ att, const acc_t* __restrict__ scores,
-                 const acc_t* __restrict__ stats, const acc_t* __restrict__ delta,
-                 const acc_t* __restrict__ more, const unsigned char* __restrict__ signs,
+                 const acc_t* __restrict__ common, const acc_t* __restrict__ more,
+                 const unsigned char* __restrict__ signs,
                  const long long* __restrict__ seed, acc_t* __restrict__ terms,
                  scalar_t* __restrict__ grad_x_l, double* __restrict__ slots,
                  acc_t* __restrict__ partial, long long num_rows, long long num_tiles,
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, num_loops};
   const Place place(heads, channels);
   const Dropout dropout = {seed, threshold, (acc_t)keep};
-  const SourceTables tables = {idx, perm, scores, stats, delta, more, terms};
+  const SourceTables tables = {idx, perm, scores, common, more, terms};
   ParameterSums att_sums;
   att_sums.clear();
   for (Turns turn; turn.first < num_rows + num_tiles; turn.next()) {

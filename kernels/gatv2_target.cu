@@ -39,12 +39,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         const position_t edge = k + place.own_edge(i), found = edges.find(idx, nullptr, edge);
 #pragma unroll
         for (int s = 0; s < SLOTS; s++) {
-          const int head = place.head_of(s);
-          slopes[s][i] = 0;
-          if (found != NOWHERE && place.has(s))
-            slopes[s][i] = terms[(long long)found * heads + head];
-          else if (LOOPS && edge < edges.end && place.writes(s))
-            terms[(long long)edge * heads + head] = 0;
+          const bool exists = found != NOWHERE && place.has(s);
+          slopes[s][i] = exists ? *in_row(terms, found, heads, place.head_of(s)) : 0;
+          if (LOOPS && !exists && edge < edges.end && place.writes(s))
+            *in_row(terms, edge, heads, place.head_of(s)) = 0;
         }
       }
       sums.add(slopes, words, place);

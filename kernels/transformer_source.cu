@@ -2,11 +2,11 @@
 // Maths     grad_value[j] = sum_k weight_k * grad[idx[k]]
 //           grad_key[j] = scale * sum_k s_k * query[idx[k]]  over the edges k from source j, s_k as
 //           in attend_source.cuh
-// Shapes    grad, query [N, H*C]  value, grad_key, grad_value [S, H*C]  scores, stats as in
-//           transformer.cu  delta [N, H]  more, terms [E, H] (acc_t)
+// Shapes    grad, query [N, H*C]  value, grad_key, grad_value [S, H*C]  scores as in
+//           transformer.cu  common [N, H, 4] (acc_t), from attention_delta  more, terms [E, H] (acc_t)
 //           rows and tiles by source, perm the positions by target; partial [2, T, H*C] (acc_t)
 // Mapping   as in transformer.cu
-// Traffic   gathers E rows of grad, of query, of scores, of stats and of delta, and writes terms at
+// Traffic   gathers E rows of grad, of query, of scores and of common, and writes terms at
 //           E places
 // Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
 // Limits    VEC divides C
@@ -41,8 +41,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                        const index_t* __restrict__ perm, const long long* __restrict__ tiles,
                        const scalar_t* __restrict__ grad, const scalar_t* __restrict__ query,
                        const scalar_t* __restrict__ value, const acc_t* __restrict__ scores,
-                       const acc_t* __restrict__ stats, const acc_t* __restrict__ delta,
-                       const acc_t* __restrict__ more, const long long* __restrict__ seed,
+                       const acc_t* __restrict__ common, const acc_t* __restrict__ more,
+                       const long long* __restrict__ seed,
                        acc_t* __restrict__ terms, scalar_t* __restrict__ grad_value,
                        scalar_t* __restrict__ grad_key, acc_t* __restrict__ partial,
                        long long num_rows, long long num_tiles, long long split, int heads,
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   if (!any_group(edges.row >= 0)) return;
   const Place place(heads, channels);
   const Dropout dropout = {seed, threshold, (acc_t)keep};
-  const SourceTables tables = {idx, perm, scores, stats, delta, more, terms};
+  const SourceTables tables = {idx, perm, scores, common, more, terms};
   BackwardSource op = {place, grad, query};
   load_row(value, edges.row, place, op.value);
   clear(op.sum), clear(op.key_sum);

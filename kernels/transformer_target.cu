@@ -30,8 +30,8 @@ struct Backward {
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
         const position_t edge = k + place.own_edge(i);
-        const long long at = (long long)edge * place.heads + place.head_of(s);
-        slopes[s][i] = edge < edges.end && place.has(s) ? __ldg(terms + at) : 0;
+        const acc_t* at = in_row(terms, edge, place.heads, place.head_of(s));
+        slopes[s][i] = edge < edges.end && place.has(s) ? __ldg(at) : 0;
       }
     Packed rows[BATCH][NV];
     load_rows<FULL>(from.key, source, place, rows);

@@ -17,7 +17,7 @@
 
 struct SourceTables {
   const index_t *idx, *perm;
-  const acc_t *scores, *stats, *delta, *more;
+  const acc_t *scores, *common, *more;  // common [N, H, 4]
   acc_t* terms;
 };
 
@@ -42,19 +42,18 @@ template <class Op> struct Source {
     index_t source[BATCH];
     spread<FULL>(mine, source);
     position_t own[BATCH];
-    acc_t weights[SLOTS][BATCH], inverse[SLOTS][BATCH], delta[SLOTS][BATCH];
+    acc_t weights[SLOTS][BATCH];
+    Common common[SLOTS][OWN];
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       own[i] = next[i];
 #pragma unroll
       for (int s = 0; s < SLOTS; s++) {
-        weights[s][i] = inverse[s][i] = delta[s][i] = 0;
-        if (!exists(own[i], s)) continue;
-        const int head = place.head_of(s);
-        const acc_t* stats = tables.stats + next_row[i] * 2ll * place.heads + head;
-        weights[s][i] = __ldg(tables.scores + at(own[i], s)) - __ldg(stats);
-        inverse[s][i] = __ldg(stats + place.heads);
-        delta[s][i] = __ldg(tables.delta + next_row[i] * (long long)place.heads + head);
+        const bool has = exists(own[i], s);
+        weights[s][i] = has ? __ldg(at(tables.scores, own[i], s)) : 0;
+        common[s][i] = has ? Common::load(in_row(tables.common, next_row[i], 4 * place.heads,
+                                                 4 * place.head_of(s)))
+                           : Common();
       }
     }
     fetch(k + BATCH);
@@ -67,23 +66,20 @@ template <class Op> struct Source {
       combine<HEAD_LANES>(slopes[s], place.sub, Plus());
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
-        const acc_t weight = exp(weights[s][i]) * inverse[s][i];
+        const acc_t weight = exp(weights[s][i] - common[s][i].top) * common[s][i].inverse;
+        const bool has = exists(own[i], s);
         weights[s][i] = weight;
-        if (!exists(own[i], s)) {
-          slopes[s][i] = 0;
-          continue;
-        }
 #if DROPOUT
         const acc_t factor = dropout.factor(own[i], place.head_of(s));
         weights[s][i] *= factor, slopes[s][i] *= factor;
 #endif
 #if MORE
-        slopes[s][i] += __ldg(tables.more + at(own[i], s));
+        slopes[s][i] += has ? __ldg(at(tables.more, own[i], s)) : 0;
 #endif
         // An edge with all of the weight has no gradient, or NaN.
-        const acc_t from = weight == 1 ? slopes[s][i] : delta[s][i];
-        slopes[s][i] = weight * (slopes[s][i] - from);
-        if (place.writes(s)) tables.terms[at(own[i], s)] = slopes[s][i];
+        const acc_t from = weight == 1 ? slopes[s][i] : common[s][i].delta;
+        slopes[s][i] = has ? weight * (slopes[s][i] - from) : 0;
+        if (has && place.writes(s)) *at(tables.terms, own[i], s) = slopes[s][i];
       }
     }
     op.add(rows, weights, slopes);
@@ -93,8 +89,8 @@ template <class Op> struct Source {
   DEVICE_MEMBER bool exists(position_t position, int s) const {
     return position != NOWHERE && place.has(s);
   }
-  DEVICE_MEMBER long long at(position_t position, int s) const {
-    return (long long)position * place.heads + place.head_of(s);
+  template <class T, class Row> DEVICE_MEMBER T* at(T* table, Row row, int s) const {
+    return in_row(table, row, place.heads, place.head_of(s));
   }
 };
 

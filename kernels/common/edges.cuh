@@ -40,7 +40,7 @@ struct Edges {
       stop = end + 1, loop = graph.num_edges() + row;
 #endif
   }
-  DEVICE_MEMBER long long position(position_t at) const { return LOOPS && at == end ? loop : at; }
+  DEVICE_MEMBER position_t position(position_t at) const { return LOOPS && at == end ? loop : at; }
 
   // The same by target, given `perm` in rows by source; NOWHERE beyond the last edge, and of an edge
   // that is skipped.

@@ -23,7 +23,8 @@ struct Place {
 
   DEVICE_MEMBER Place(int heads_, int channels_) {
     const int lane = threadIdx.x % LANES;
-    heads = heads_, channels = channels_, width = heads_ * channels_;
+    heads = heads_, channels = FILLED ? HEAD_LANES * HEAD_VECS * VEC : channels_;
+    width = heads * channels;
     head = blockIdx.y * SLOTS * SIDE + lane / HEAD_LANES, sub = lane % HEAD_LANES;
   }
   DEVICE_MEMBER int head_of(int slot) const { return head + slot * SIDE; }
@@ -125,8 +126,8 @@ DEVICE void load_rows(const scalar_t* table, const index_t (&source)[BATCH], con
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const bool inside = place.inside(n) && (FULL || source[u] >= 0);
-      const long long at = (long long)source[u] * place.width + place.feature(n);
-      to[u][n] = inside ? load_packed(table + at) : zero_packed();
+      const scalar_t* at = in_row(table, source[u], place.width, place.feature(n));
+      to[u][n] = inside ? load_packed(at) : zero_packed();
     }
 }
 
@@ -168,6 +169,32 @@ DEVICE void add_weighted(acc_t (&sum)[NV][VEC], const acc_t (&weights)[SLOTS][BA
       }
     }
 }
+
+// What the gradients of the scores of a row and head have in common: see attention_delta.cu.
+struct Common {
+  enum { PER = 16 / sizeof(acc_t) };
+  typedef Bits<16>::type words_t;
+  acc_t top, inverse, delta, none;
+
+  DEVICE_MEMBER static Common load(const acc_t* at) {
+    acc_t found[4];
+#pragma unroll
+    for (int i = 0; i < 4; i += PER) {
+      const words_t words = __ldg((const words_t*)(at + i));
+      memcpy(found + i, &words, sizeof(words));
+    }
+    return {found[0], found[1], found[2], found[3]};
+  }
+  DEVICE_MEMBER void store(acc_t* at) const {
+    const acc_t values[4] = {top, inverse, delta, none};
+#pragma unroll
+    for (int i = 0; i < 4; i += PER) {
+      words_t words;
+      memcpy(&words, values + i, sizeof(words));
+      *(words_t*)(at + i) = words;
+    }
+  }
+};
 
 // Multiplies each head's numbers by its own factor.
 DEVICE void rescale(acc_t (&sum)[NV][VEC], const acc_t (&factor)[SLOTS]) {

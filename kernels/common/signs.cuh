@@ -10,7 +10,7 @@ struct Signs {
   unsigned bits[BATCH][NV];  // VEC bits each
 };
 
-DEVICE long long sign_bytes(const Place& place) { return (place.channels + 7) / 8; }
+DEVICE int sign_bytes(const Place& place) { return (place.channels + 7) / 8; }
 
 DEVICE void store_signs(unsigned char* signs, const Edges& edges, position_t k, const Place& place,
                         const Signs& positive) {
@@ -21,14 +21,14 @@ DEVICE void store_signs(unsigned char* signs, const Edges& edges, position_t k, 
 #pragma unroll
     for (int u = 0; u < BATCH; u++) words[u] = positive.bits[u][n] << sub * VEC;
     combine<WORD_LANES>(words, sub, Or());
-    const long long bytes = sign_bytes(place), first = place.channel(n) / 32 * 4;
-    if (sub % WORD_SPREAD || !place.has(n / HEAD_VECS) || first >= bytes) continue;
+    const int bytes = sign_bytes(place), first = place.channel(n) / 32 * 4;
+    if (sub % WORD_SPREAD || !place.has(n / HEAD_VECS) || (!FILLED && first >= bytes)) continue;
 #pragma unroll
     for (int i = 0; i < WORD_OWN; i++) {
       const position_t edge = k + sub / WORD_SPREAD * WORD_OWN + i;
       if (edge >= edges.stop) continue;
-      const long long head = edges.position(edge) * place.heads + place.head_of(n / HEAD_VECS);
-      unsigned char* to = signs + head * bytes + first;
+      unsigned char* to = in_row(signs, edges.position(edge), place.heads * bytes,
+                                 place.head_of(n / HEAD_VECS) * bytes + first);
       if (bytes % 4 == 0) {
         *(unsigned*)to = words[i];
       } else {
@@ -49,19 +49,19 @@ struct SignWords {
 
   DEVICE_MEMBER void load(const unsigned char* signs, const position_t (&positions)[BATCH],
                           const Place& place) {
-    const long long bytes = sign_bytes(place);
+    const int bytes = sign_bytes(place);
 #pragma unroll
     for (int n = 0; n < NV; n++)
 #pragma unroll
       for (int i = 0; i < WORD_OWN; i++) {
-        const long long first = place.channel(n) / 32 * 4;
+        const int first = place.channel(n) / 32 * 4;
+        const bool exists = positions[i] != NOWHERE && place.has(n / HEAD_VECS) && (FILLED || first < bytes);
+        const unsigned char* from = in_row(signs, positions[i], place.heads * bytes,
+                                           place.head_of(n / HEAD_VECS) * bytes + first);
         words[n][i] = 0;
-        if (positions[i] == NOWHERE || !place.has(n / HEAD_VECS) || first >= bytes) continue;
-        const long long head = (long long)positions[i] * place.heads + place.head_of(n / HEAD_VECS);
-        const unsigned char* from = signs + head * bytes + first;
         if (bytes % 4 == 0) {
-          words[n][i] = __ldg((const unsigned*)from);
-        } else {
+          words[n][i] = exists ? __ldg((const unsigned*)from) : 0;
+        } else if (exists) {
           for (int b = 0; b < 4 && first + b < bytes; b++)
             words[n][i] |= (unsigned)__ldg(from + b) << 8 * b;
         }

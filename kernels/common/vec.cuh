@@ -5,6 +5,12 @@
 
 typedef Bits<VEC * sizeof(scalar_t)>::type bits_t;
 
+// Where a number of a row is: one instruction, for the product is of two ints.
+template <class T, class Row>
+DEVICE T* in_row(T* table, Row row, int width, int offset) {
+  return (T*)((const char*)(table + offset) + (long long)row * (width * (int)sizeof(T)));
+}
+
 // What one access brings, not yet widened: a batch of loads is issued before the first use.
 struct Packed {
   bits_t bits;

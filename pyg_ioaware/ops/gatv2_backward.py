@@ -148,18 +148,18 @@ def gatv2_backward(
         assert out is not None, "nothing was kept"
         if grad_weights is not None and seed is not None:
             grad_weights = grad_weights * mask(positions, heads, dropout, seed, sums)
-        delta, terms = (allocate(x_r, n, heads, dtype=sums) for n in (num_rows, positions))
-        kept = (scores, stats)
+        common = allocate(x_r, num_rows, heads, 4, dtype=sums)
+        terms = allocate(x_r, positions, heads, dtype=sums)
         launch(
-            *("attention_delta", by_target, delta, partials(x_r, tiles, heads, sums)),
-            *(grad, out.contiguous(), *kept, grad_weights, heads, num_loops),
+            *("attention_delta", by_target, common, partials(x_r, tiles, heads, sums)),
+            *(grad, out.contiguous(), scores, stats, grad_weights, heads, num_loops),
         )
         # Without gradients of sources this is run for those of scores.
         grad_x_l = allocate(x_l, *x_l.shape)
         launch(
             *("gatv2_source", by_source, grad_x_l, source_parts),
             *(partials(x_l, source_tiles, width, sums), terms, grad, x_l, att),
-            *(*kept, delta, grad_weights, signs, heads, num_loops, slope, dropout, seed),
+            *(scores, common, grad_weights, signs, heads, num_loops, slope, dropout, seed),
         )
         grad_x_r = allocate(x_r, *x_r.shape)
         launch(

@@ -125,14 +125,15 @@ def transformer_backward(
     parts = [partials(query, tiles, w, sums) for w in (width, edge_width, heads)]
     if gathers(query.device):
         assert out is not None, "nothing was kept"
-        delta, terms = (allocate(query, n, heads, dtype=sums) for n in (num_rows, idx.size(0)))
+        common = allocate(query, num_rows, heads, 4, dtype=sums)
+        terms = allocate(query, idx.size(0), heads, dtype=sums)
         kept, more = (scores, stats), grad_weights
         if attr is not None and grad_edge is not None:
             more = allocate(query, idx.size(0), heads, dtype=sums)
             read = (grad_edge, grad_weights, edges[0])
             launch("transformer_more", by_target, more, *read, heads, dropout, seed)
         launch(
-            *("attention_delta", by_target, delta, partials(query, tiles, heads, sums)),
+            *("attention_delta", by_target, common, partials(query, tiles, heads, sums)),
             *(grad, out.contiguous(), *kept, more, heads, -1),
         )
         # Without gradients of sources this is run for those of scores.
@@ -140,7 +141,7 @@ def transformer_backward(
         launch(
             *("transformer_source", by_source, grad_value, grad_key),
             *(partials(key, source_tiles, 2 * width, sums), terms, grad, query, value),
-            *(*kept, delta, more, heads, scale, dropout, seed),
+            *(scores, common, more, heads, scale, dropout, seed),
         )
         launch(
             *("transformer_target", by_target, grad_query, grad_edge_query, grad_attr),

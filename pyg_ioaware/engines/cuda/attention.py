@@ -24,11 +24,18 @@ _DELTA = Kernel(
     "attention_delta",
     "attention_delta",
     [
-        *(*ORDERED, ("grad", "T*"), ("out", "T*"), ("scores", "A*"), ("stats", "A*")),
-        *(("more", "A*"), ("delta", "A*"), ("partial", "A*"), *ROWS, ("num_loops", "i64"), *SHAPE),
+        *(("grad", "T*"), ("out", "T*"), ("stats", "A*"), ("extra", "A*"), ("common", "A*")),
+        *(("num_rows", "i64"), *SHAPE),
     ],
 )
-_ENDLESS = 2**62  # rows of so many edges are split
+_EXTRA = Kernel(
+    "attention_delta",
+    "attention_extra",
+    [
+        *(*ORDERED, ("scores", "A*"), ("stats", "A*"), ("more", "A*"), ("extra", "A*")),
+        *(("partial", "A*"), *ROWS, ("num_loops", "i64"), *SHAPE),
+    ],
+)
 
 
 def one_channel(heads: int, *tables: Tensor) -> list[Tensor]:
@@ -61,7 +68,7 @@ def merge(
 def attention_delta(
     runtime: Runtime,
     csr: CSR,
-    delta: Tensor,
+    common: Tensor,
     partial: Tensor,
     grad: Tensor,
     out: Tensor,
@@ -73,23 +80,24 @@ def attention_delta(
 ) -> None:
     """Writes what the gradients of the scores of a row have in common."""
     rowptr, idx, _, tiles, split = csr
-    rows, width = grad.size(0), row_width(grad)
+    rows, width, extra = grad.size(0), row_width(grad), None
     if not rows or not heads:
         return
     if not width:
         grad, out = one_channel(heads, grad, out)
         width = heads
-    plan, count = head_layout(heads, width // heads, grad, out), tiles.size(0)
-    if more is None:  # rows are short then, whatever the number of their edges
-        count, split = 0, _ENDLESS
-    flags = {"LOOPS": num_loops >= 0, "MORE": more is not None}
-    macros = specialise(types_of(grad, rowptr), plan, **flags)
-    tables = (rowptr, idx, tiles, grad, out, scores, stats, more, delta, partial)
-    sizes = (rows, count, split, num_loops, heads, width // heads)
-    grid = plan.blocks(rows + count), plan.slices
-    _DELTA(runtime, macros, grid, THREADS, *tables, *sizes)
-    if count:
-        merge_sums(runtime, csr, partial, delta)
+    shape, types = (heads, width // heads), types_of(grad, rowptr)
+    plan, count = head_layout(*shape, grad, out), tiles.size(0)
+    macros = specialise(types, plan, LOOPS=num_loops >= 0)
+    if more is not None:
+        extra = stats.new_empty(rows, heads)
+        tables = (rowptr, idx, tiles, scores, stats, more, extra, partial)
+        sizes, grid = (rows, count, split, num_loops), (plan.blocks(rows + count), plan.slices)
+        _EXTRA(runtime, macros, grid, THREADS, *tables, *sizes, *shape)
+        if count:
+            merge_sums(runtime, csr, partial, extra)
+    grid = plan.blocks(rows), plan.slices
+    _DELTA(runtime, macros, grid, THREADS, grad, out, stats, extra, common, rows, *shape)
 
 
 def drop(dropout: float) -> tuple[int, float]:

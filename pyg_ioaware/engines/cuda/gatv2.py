@@ -51,7 +51,7 @@ _SOURCE = Kernel(
     "gatv2_source",
     [
         *(*GRAPH, ("grad", "T*"), ("x_l", "T*"), ("att", "T*"), ("scores", "A*")),
-        *(("stats", "A*"), ("delta", "A*"), ("more", "A*"), ("signs", "u8*")),
+        *(("common", "A*"), ("more", "A*"), ("signs", "u8*")),
         *(("seed", "i64*"), ("terms", "A*"), ("grad_x_l", "T*"), ("slots", "f64*")),
         *(("partial", "A*"), *_ROWS, *SHAPE, ("slope", "f64"), *DROPOUT),
     ],
@@ -223,8 +223,7 @@ def gatv2_source(
     x_l: Tensor,
     att: Tensor,
     scores: Tensor,
-    stats: Tensor,
-    delta: Tensor,
+    common: Tensor,
     more: Tensor | None,
     signs: Tensor,
     heads: int,
@@ -247,7 +246,7 @@ def gatv2_source(
     macros = specialise(types_of(x_l, rowptr), plan, speed, **flags)
     blocks = _slots(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
-    read = (rowptr, idx, perm, tiles, grad, x_l, att, scores, stats, delta, more, signs, seed)
+    read = (rowptr, idx, perm, tiles, grad, x_l, att, scores, common, more, signs, seed)
     written = (terms, grad_x_l, slots, partial)
     sizes = (rows, count, split, num_loops, heads, channels, slope, *drop(dropout))
     _SOURCE(runtime, macros, (blocks, plan.slices), THREADS, *read, *written, *sizes)

@@ -54,7 +54,7 @@ _SOURCE = Kernel(
     "transformer_source",
     [
         *(*GRAPH, ("grad", "T*"), ("query", "T*"), ("value", "T*"), ("scores", "A*")),
-        *(("stats", "A*"), ("delta", "A*"), ("more", "A*"), ("seed", "i64*"), ("terms", "A*")),
+        *(("common", "A*"), ("more", "A*"), ("seed", "i64*"), ("terms", "A*")),
         *(("grad_value", "T*"), ("grad_key", "T*"), ("partial", "A*")),
         *(*ROWS, *SHAPE, ("scale", "f64"), *DROPOUT),
     ],
@@ -201,8 +201,7 @@ def transformer_source(
     query: Tensor,
     value: Tensor,
     scores: Tensor,
-    stats: Tensor,
-    delta: Tensor,
+    common: Tensor,
     more: Tensor | None,
     heads: int,
     scale: float,
@@ -224,7 +223,7 @@ def transformer_source(
     speed = pace("transformer_source", plan, grad, idx.numel(), rows, with_more=laden)
     flags = {"DROPOUT": seed is not None, "MORE": more is not None}
     macros = specialise(types_of(query, rowptr), plan, speed, **flags)
-    read = (rowptr, idx, perm, tiles, grad, query, value, scores, stats, delta, more, seed)
+    read = (rowptr, idx, perm, tiles, grad, query, value, scores, common, more, seed)
     written = (terms, grad_value, grad_key, partial)
     sizes = (rows, count, split, heads, channels, scale, *drop(dropout))
     grid = plan.blocks(rows + count), plan.slices
