@@ -225,19 +225,22 @@ SHORT, USUAL, LONG = 2, 15, 90  # mean degrees
         ("gatv2", 4, 32, torch.float32, USUAL, (4, 7)),
         ("gatv2", 4, 32, torch.float32, LONG, (8, 6)),
         ("gatv2", 4, 64, torch.float64, USUAL, (4, 1)),
-        ("gatv2_target", 4, 32, torch.float32, SHORT, (4, 6)),
-        ("gatv2_target", 4, 32, torch.float32, USUAL, (8, 5)),
-        ("gatv2_target", 4, 32, torch.bfloat16, USUAL, (4, 5)),
-        ("gatv2_target", 8, 32, torch.float32, USUAL, (4, 4)),
-        ("gatv2_source", 4, 32, torch.float32, USUAL, (4, 8)),
-        ("gatv2_source", 4, 32, torch.bfloat16, USUAL, (4, 7)),
+        ("gatv2_kept", 4, 32, torch.float32, USUAL, (4, 9)),
+        ("gatv2_kept", 8, 8, torch.float32, USUAL, (4, 7)),
+        ("gatv2_source", 4, 32, torch.float32, SHORT, (4, 7)),
+        ("gatv2_source", 4, 32, torch.float32, USUAL, (8, 5)),
+        ("gatv2_source", 4, 32, torch.bfloat16, LONG, (8, 4)),
         ("gatv2_source", 8, 32, torch.float32, USUAL, (4, 4)),
+        ("gatv2_target", 4, 32, torch.float32, USUAL, (8, 12)),
+        ("gatv2_target", 4, 32, torch.bfloat16, LONG, (16, 12)),
+        ("gatv2_target", 4, 32, torch.float64, LONG, (8, 1)),
+        ("gatv2_target", 1, 7, torch.float32, LONG, (8, 8)),
         ("transformer", 4, 32, torch.float32, USUAL, (4, 1)),
-        ("transformer", 4, 32, torch.bfloat16, USUAL, (4, 7)),
-        ("transformer_target", 4, 32, torch.float32, USUAL, (4, 6)),
-        ("transformer_target", 4, 32, torch.float32, SHORT, (2, 7)),
-        ("transformer_target", 1, 8, torch.bfloat16, SHORT, (2, 7)),
-        ("transformer_source", 4, 32, torch.float32, LONG, (4, 7)),
+        ("transformer", 4, 32, torch.bfloat16, USUAL, (4, 8)),
+        ("transformer_target", 4, 32, torch.float32, USUAL, (4, 8)),
+        ("transformer_target", 4, 32, torch.float32, SHORT, (2, 12)),
+        ("transformer_target", 1, 8, torch.bfloat16, SHORT, (4, 10)),
+        ("transformer_source", 4, 32, torch.float32, LONG, (8, 4)),
         ("transformer_source", 4, 64, torch.float64, LONG, (2, 1)),
     ],
 )
@@ -259,7 +262,7 @@ def test_no_rows_have_a_pace() -> None:
     assert pace("spmm", layout(8, 8, table), table, 0, 0).batch > 0
 
 
-@pytest.mark.parametrize("kernel", ["gatv2", "gatv2_target", "transformer"])
+@pytest.mark.parametrize("kernel", ["gatv2", "gatv2_kept", "transformer"])
 def test_features_of_edges_take_registers(kernel: str) -> None:
     table = torch.empty(0)
     plan = head_layout(4, 32, table)

@@ -113,8 +113,8 @@ def gatv2(
     plan = head_layout(heads, channels, x_l, x_r, att, out, *(() if lin is None else (lin,)))
     flags = {"KEEP": scores is not None, "SIGNS": signs is not None}
     flags |= {"DROPOUT": seed is not None, "LOOPS": num_loops >= 0, "EDGES": dim > 0}
-    laden = seed is not None or signs is not None
-    speed = pace("gatv2", plan, x_l, idx.numel(), rows, dim > 0, laden)
+    name = "gatv2" if signs is None else "gatv2_kept"
+    speed = pace(name, plan, x_l, idx.numel(), rows, dim > 0, seed is not None)
     macros = specialise(types_of(out, rowptr), plan, speed, **flags)
     tables = (x_l, x_r, att, attr, loop_attr, lin, seed)
     sizes, shape = (rows, count, split, num_loops), (heads, channels)

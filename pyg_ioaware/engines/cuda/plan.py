@@ -163,6 +163,7 @@ class Pace(NamedTuple):
 
 
 _SHORT, _LONG = 6, 32  # mean numbers of edges of a row
+_FEW = 4  # lanes
 
 
 def pace(
@@ -193,15 +194,24 @@ def pace(
             (default: :obj:`False`)
     """
     length = (edges >= _SHORT * rows) + (edges >= _LONG * rows)
+    # A lane has several edges of a batch as its own where few lanes share a head.
+    narrow = isinstance(plan, HeadLayout) and plan.head_lanes < _FEW
     return _pace(
         *(kernel, plan.vec, plan.vectors, table.element_size(), length),
-        *(with_features, with_more),
+        *(with_features, with_more, narrow),
     )
 
 
 @functools.cache
 def _pace(
-    kernel: str, vec: int, vectors: int, size: int, length: int, features: bool, more: bool
+    kernel: str,
+    vec: int,
+    vectors: int,
+    size: int,
+    length: int,
+    features: bool,
+    more: bool,
+    narrow: bool,
 ) -> Pace:
     """The same; length is 0 where rows are short, 2 where they are long, else 1."""
     short, long = length == 0, length == 2
@@ -214,22 +224,39 @@ def _pace(
         return Pace(2 if short else 4, (7 if more else 8) if lean else 1)
     if kernel == "reduce_scan":
         return Pace(2, 10 if size == 4 else 8)
-    # In attention, lanes hold numbers as they are stored, or in the type of sums.
-    words = vec * vectors * (max(size, 4) if kernel.startswith("gatv2") else size) // 4
     lean = vectors == 1 and size <= 4 and not features
-    if kernel == "gatv2":
-        batch = _most(words * (1 + features), 4 if long else 0, 8, 16)
-        return Pace(batch, (6 if batch == 8 else 7) if lean and not more else 1)
+    if lean and vec * size == _WIDEST:
+        batch, resident = _ATTENTION[kernel, size][length]
+        return Pace(batch, max(1, resident - more - 2 * narrow))
+    # Lanes hold numbers as they are stored, or in the type of sums.
+    words = vec * vectors * (max(size, 4) if kernel.startswith("gatv2") else size) // 4
     if kernel == "gatv2_target":  # which gathers no rows
-        return Pace(8, 12 if lean else 1)
-    if kernel == "gatv2_source":
-        batch = _most(words, 0, 8, 16)
-        narrow = 8 if size == 4 else 7
-        return Pace(batch, narrow if lean else 4 if vectors == 2 and size <= 4 else 1)
-    batch = _most(words, 2, 2 if short else 4, 8)
-    if kernel == "transformer_target":
-        return Pace(batch, (6 if batch > 2 else 7) - more if lean else 1)
-    return Pace(batch, 7 if lean and (size == 2 or kernel == "transformer_source") else 1)
+        return Pace(8, 8 if size <= 4 and vectors == 1 else 1)
+    if kernel.startswith("gatv2"):
+        batch = _most(words * (1 + features), 0, 8, 16)
+    else:
+        batch = _most(words, 2, 2 if length == 0 else 4, 8)
+    return Pace(batch, 4 if size <= 4 and not features else 1)
+
+
+# By the kernel and the bytes of a number, where rows are short, neither, and long: what is fastest
+# where a lane has one access of 16 bytes.
+_ATTENTION = {
+    ("gatv2", 4): ((4, 7), (4, 7), (8, 6)),
+    ("gatv2", 2): ((4, 7), (4, 7), (4, 7)),
+    ("gatv2_kept", 4): ((4, 9), (4, 9), (8, 6)),
+    ("gatv2_kept", 2): ((4, 7), (4, 7), (4, 7)),
+    ("gatv2_source", 4): ((4, 7), (8, 5), (8, 5)),
+    ("gatv2_source", 2): ((4, 6), (4, 6), (8, 4)),
+    ("gatv2_target", 4): ((4, 16), (8, 12), (16, 12)),
+    ("gatv2_target", 2): ((4, 16), (8, 12), (16, 12)),
+    ("transformer", 4): ((2, 12), (4, 1), (4, 1)),
+    ("transformer", 2): ((2, 10), (4, 8), (4, 8)),
+    ("transformer_source", 4): ((2, 8), (4, 6), (8, 4)),
+    ("transformer_source", 2): ((2, 8), (4, 5), (4, 5)),
+    ("transformer_target", 4): ((2, 12), (4, 8), (4, 8)),
+    ("transformer_target", 2): ((4, 12), (4, 12), (8, 8)),
+}
 
 
 def _most(words: int, eight: int, four: int, two: int) -> int:
