@@ -182,9 +182,10 @@ class IOAwareGATv2Conv(FusedMessages, GATv2Conv):
     **Falls back** to the stock layer's code where :meth:`pyg_ioaware.explain` says so.
 
     **Memory:** beyond inputs, output and the linear layers, two numbers per node and head, and in
-    the backward pass a few numbers per edge and head. With edge features, a training step on the
-    CPU keeps a number per edge and head, and a bit per edge and channel, for its backward pass.
-    Attention weights exist only if they are to be returned.
+    the backward pass a few numbers per edge and head. A training step on a GPU, and with edge
+    features on the CPU, keeps a number per edge and head, and a bit per edge and channel, for its
+    backward pass; that on a GPU also what was attended to before the bias is added. Attention
+    weights exist only if they are to be returned.
     """
 
     # PyG ignores 'explain' in subclasses of a class that was used before, unless these are reset.

@@ -76,7 +76,9 @@ class IOAwareTransformerConv(FusedMessages, TransformerConv):
 
     **Memory:** beyond inputs, output and the linear layers, two numbers per node and head, and in
     the backward pass two numbers per edge and head; with edge features, :obj:`edge_dim` numbers
-    per node and head. Attention weights exist only if they are to be returned.
+    per node and head. A training step on a GPU keeps one of the former for its backward pass, and
+    what was attended to before the root's part is added. Attention weights exist only if they are
+    to be returned.
     """
 
     # PyG ignores 'explain' in subclasses of a class that was used before, unless these are reset.

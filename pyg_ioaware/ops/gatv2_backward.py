@@ -151,19 +151,25 @@ def gatv2_backward(
         common = allocate(x_r, num_rows, heads, 4, dtype=sums)
         terms = allocate(x_r, positions, heads, dtype=sums)
         launch(
-            *("attention_delta", by_target, common, partials(x_r, tiles, heads, sums)),
+            "attention_delta",
+            by_target,
+            *(common, partials(x_r, tiles, heads, sums)),
             *(grad, out.contiguous(), scores, stats, grad_weights, heads, num_loops),
         )
         # Without gradients of sources this is run for those of scores.
         grad_x_l = allocate(x_l, *x_l.shape)
         launch(
-            *("gatv2_source", by_source, grad_x_l, source_parts),
+            "gatv2_source",
+            by_source,
+            *(grad_x_l, source_parts),
             *(partials(x_l, source_tiles, width, sums), terms, grad, x_l, att),
             *(scores, common, grad_weights, signs, heads, num_loops, slope, dropout, seed),
         )
         grad_x_r = allocate(x_r, *x_r.shape)
         launch(
-            *("gatv2_target", by_target, grad_x_r, *written),
+            "gatv2_target",
+            by_target,
+            *(grad_x_r, *written),
             *(partials(x_r, tiles, width, sums), terms, signs, x_r, att),
             *(*edges, heads, num_loops, slope),
         )
@@ -175,7 +181,9 @@ def gatv2_backward(
         scaled = None if lin is None else (lin * att.view(-1, 1)).contiguous()
         parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
         launch(
-            *("gatv2_target", by_target, grad_x_r, terms, signs, *written, *parts, scores),
+            "gatv2_target",
+            by_target,
+            *(grad_x_r, terms, signs, *written, *parts, scores),
             *(grad, grad_weights, x_l, x_r, att, stats, *edges, scaled),
             *(heads, num_loops, slope, dropout, seed),
         )
@@ -183,7 +191,9 @@ def gatv2_backward(
             grad_x_l = allocate(x_l, *x_l.shape)
             row_sums = allocate(x_l, source_count, width, dtype=sums)
             launch(
-                *("gatv2_source", by_source, grad_x_l, source_parts, row_sums),
+                "gatv2_source",
+                by_source,
+                *(grad_x_l, source_parts, row_sums),
                 *(partials(x_l, source_tiles, 2 * width, sums), grad, x_l, att, terms, signs),
                 *(heads, num_loops, slope),
             )

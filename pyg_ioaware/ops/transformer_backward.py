@@ -133,31 +133,41 @@ def transformer_backward(
             read = (grad_edge, grad_weights, edges[0])
             launch("transformer_more", by_target, more, *read, heads, dropout, seed)
         launch(
-            *("attention_delta", by_target, common, partials(query, tiles, heads, sums)),
+            "attention_delta",
+            by_target,
+            *(common, partials(query, tiles, heads, sums)),
             *(grad, out.contiguous(), *kept, more, heads, -1),
         )
         # Without gradients of sources this is run for those of scores.
         grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
         launch(
-            *("transformer_source", by_source, grad_value, grad_key),
+            "transformer_source",
+            by_source,
+            *(grad_value, grad_key),
             *(partials(key, source_tiles, 2 * width, sums), terms, grad, query, value),
             *(scores, common, more, heads, scale, dropout, seed),
         )
         launch(
-            *("transformer_target", by_target, grad_query, grad_edge_query, grad_attr),
+            "transformer_target",
+            by_target,
+            *(grad_query, grad_edge_query, grad_attr),
             *(*parts[:2], key, terms, *kept, grad_edge, *edges, heads, scale, dropout, seed),
         )
     else:
         terms = allocate(query, idx.size(0), 2, heads, dtype=sums)
         launch(
-            *("transformer_target", by_target, grad_query, grad_edge_query, terms, grad_attr),
+            "transformer_target",
+            by_target,
+            *(grad_query, grad_edge_query, terms, grad_attr),
             *(*parts, grad, grad_edge, grad_weights, query, key, value, stats, *edges),
             *(heads, scale, dropout, seed),
         )
         if needs_source:
             grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
             launch(
-                *("transformer_source", by_source, grad_value, grad_key),
+                "transformer_source",
+                by_source,
+                *(grad_value, grad_key),
                 *(partials(key, source_tiles, 2 * width), grad, query, terms, heads, scale),
             )
     if not needs_source:

@@ -239,7 +239,7 @@ SHORT, USUAL, LONG = 2, 15, 90  # mean degrees
         ("transformer", 4, 32, torch.bfloat16, USUAL, (4, 8)),
         ("transformer_target", 4, 32, torch.float32, USUAL, (4, 8)),
         ("transformer_target", 4, 32, torch.float32, SHORT, (2, 12)),
-        ("transformer_target", 1, 8, torch.bfloat16, SHORT, (4, 10)),
+        ("transformer_target", 1, 8, torch.bfloat16, SHORT, (4, 12)),
         ("transformer_source", 4, 32, torch.float32, LONG, (8, 4)),
         ("transformer_source", 4, 64, torch.float64, LONG, (2, 1)),
     ],
