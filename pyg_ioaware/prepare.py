@@ -10,6 +10,7 @@ from torch_geometric.utils import is_torch_sparse_tensor
 from pyg_ioaware import ops
 from pyg_ioaware.graph.cache import CACHE, FACTS
 from pyg_ioaware.graph.csr import CSR, Adjacency
+from pyg_ioaware.graph.tiles import stretched
 from pyg_ioaware.messages.sparse import structure
 from pyg_ioaware.ops.library import gathers
 from pyg_ioaware.record import RECORD
@@ -163,7 +164,8 @@ def _small(like: Adjacency | None, device: torch.device | str) -> Graph:
     if like is None or not like.num_edges:
         ends = torch.tensor([0, 1, 1], device=device)
         return ends, ends, 2, 2
-    count = min(like.num_edges, _FEW * -(-4 * (like.by_target.split + 1) // _FEW))
+    longest = stretched(like.by_target.split) + 1
+    count = min(like.num_edges, _FEW * -(-4 * longest // _FEW))
     edge = torch.arange(count, device=device)
     dst, num_dst = _spread(like.by_target, edge, like.num_edges)
     src, num_src = _spread(like.by_source_in_place, edge, like.num_edges)
@@ -177,7 +179,7 @@ def _spread(csr: CSR, edge: Tensor, num_edges: int) -> tuple[Tensor, int]:
     n = max(1, min(n, 4 * count))
     if csr.tiles.size(0) == 0 or n == 1:
         return edge % n, n
-    return torch.where(edge <= csr.split, 0, 1 + edge % (n - 1)), n
+    return torch.where(edge <= stretched(csr.split), 0, 1 + edge % (n - 1)), n
 
 
 def stats(reset: bool = False) -> dict[str, Any]:

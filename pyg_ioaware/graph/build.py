@@ -121,7 +121,7 @@ def _index_dtype(*sizes: int) -> torch.dtype:
 def _built(rowptr: Tensor, idx: Tensor, perm: Tensor | None) -> Built:
     engine = engines.of(rowptr.device)
     split = _INT32_MAX if engine is None else engine.split
-    tiles, longest = split_rows(rowptr, split)
+    tiles, split, longest = split_rows(rowptr, split)
     return Built(rowptr, idx, perm, tiles, split, longest)
 
 

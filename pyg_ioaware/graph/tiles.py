@@ -5,6 +5,7 @@ from torch import Tensor
 
 MOST_TILES = 2048  # of one row; those of a longer row are longer
 LONGEST_TILE = 2**15  # edges, about; kernels count them in 16 bits
+_STRETCH = 2  # times the edges of a tile, up to which no row is worth the launches that merge it
 
 
 def widest(split: int) -> int:
@@ -12,8 +13,15 @@ def widest(split: int) -> int:
     return max(LONGEST_TILE // split, 1)
 
 
-def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
+def stretched(split: int) -> int:
+    """Returns how many edges the longest row of a graph may have for all to stay whole."""
+    return _STRETCH * split
+
+
+def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int, int]:
     r"""Cuts every row with more than :obj:`split` edges into tiles of about :obj:`split` edges.
+
+    Where no row has more than :meth:`stretched` edges, all stay whole.
 
     Args:
         rowptr (torch.Tensor): Row pointers of shape :obj:`[N + 1]`.
@@ -22,14 +30,16 @@ def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
 
     Returns:
         tuple: Rows :obj:`(row, begin, end, parts)` of shape :obj:`[T, 4]`, where :obj:`parts` is
-        the number of tiles of the row on its first tile, and zero on the others, and the number
-        of edges of the longest row. The tiles of a row are consecutive and in order, so that
-        merging them in order gives the same result on every run.
+        the number of tiles of the row on its first tile, and zero on the others, the number of
+        edges beyond which rows are split in the end, and that of the longest row. The tiles of a
+        row are consecutive and in order, so that merging them in order gives the same result on
+        every run.
     """
     degree = rowptr.diff()
     longest = int(degree.max()) if degree.numel() else 0
-    if longest <= split:
-        return torch.empty((0, 4), dtype=torch.long, device=rowptr.device), longest
+    if longest <= stretched(split):
+        none = torch.empty((0, 4), dtype=torch.long, device=rowptr.device)
+        return none, stretched(split), longest
     degree = degree.long()
     times = (degree + split * MOST_TILES - 1) // (split * MOST_TILES)
     size = split * times.clamp(min=1, max=widest(split))
@@ -41,4 +51,4 @@ def split_rows(rowptr: Tensor, split: int) -> tuple[Tensor, int]:
     begin = rowptr[row].long() + part * size[row]
     end = torch.minimum(begin + size[row], rowptr[row + 1].long())
     first = torch.where(part == 0, parts[row], 0)
-    return torch.stack([row, begin, end, first], dim=1), longest
+    return torch.stack([row, begin, end, first], dim=1), split, longest

@@ -22,7 +22,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch_geometric.utils import scatter
 
 from pyg_ioaware import engines, ops
-from pyg_ioaware.graph.csr import CSR
+from pyg_ioaware.graph.csr import CSR, Adjacency
 from pyg_ioaware.ops import reference
 from pyg_ioaware.testing import assert_no_worse_than_stock, compare
 
@@ -154,6 +154,22 @@ def test_the_hub_is_split() -> None:
     adj = GRAPHS["hub"].adjacency
     assert len(adj.by_target.tiles) > 1
     assert len(adj.by_source.tiles) > 1
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_rows_a_little_too_long_stay_whole(more: int) -> None:
+    """Unless there is a longer one: then all that are longer than a tile are split."""
+    engine = engines.of(torch.device(DEVICE))
+    assert engine is not None
+    degrees = torch.tensor([engine.split + 1, 3, 2 * engine.split + more], device=DEVICE)
+    dst = torch.arange(3, device=DEVICE).repeat_interleave(degrees)
+    adj = Adjacency.from_pair(torch.zeros_like(dst), dst, 1, 3)
+    assert adj is not None
+    tiles = adj.by_target.tiles.tolist()
+    assert [row for row, _, _, first in tiles if first] == ([0, 2] if more else [])
+    assert sum(end - begin for _, begin, end, _ in tiles) == (adj.num_edges - 3 if more else 0)
+    sums = ops.spmm(torch.ones(1, 4, device=DEVICE), adj)
+    assert torch.equal(sums, degrees.view(-1, 1).expand(3, 4).float())
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyg_ioaware.engines.cuda.launch import Kernel, Runtime, types_of_indices
 from pyg_ioaware.engines.cuda.plan import THREADS
 from pyg_ioaware.graph.build import Built
-from pyg_ioaware.graph.tiles import MOST_TILES, widest
+from pyg_ioaware.graph.tiles import MOST_TILES, stretched, widest
 
 _MOST_BLOCKS = 4096  # of threads that go through edges
 _MOST_CHUNKS = 2048  # of rows, a block each
@@ -101,13 +101,16 @@ class _Rows:
         self, idx: Tensor, perm: Tensor | None, found: _Facts, rowptr: Tensor | None = None
     ) -> Built:
         """Returns the rows, once their facts were read; :obj:`rowptr` are others that are equal."""
+        split = self._cut[2]
+        if found.longest <= stretched(split):
+            found, split = found._replace(tiles=0), stretched(split)
         tiles = self._counts.new_empty((found.tiles, 4))
         if found.tiles:
             grid = self._counts.numel(), 1
             operands = (self.rowptr, self._counts, tiles)
             _TILES(self._runtime, types_of_indices(), grid, THREADS, *operands, *self._cut)
         rowptr = self.rowptr if rowptr is None else rowptr
-        return Built(rowptr, idx, perm, tiles, self._cut[2], found.longest)
+        return Built(rowptr, idx, perm, tiles, split, found.longest)
 
 
 def build_pair(
