@@ -30,6 +30,7 @@ class _Entry:
     nbytes: int
     made: Made | None = None
     checksums: tuple[int, ...] | None = None
+    alias: Hashable = None  # see Cache.edges
 
 
 @dataclass
@@ -62,6 +63,8 @@ class Cache:
         self.max_entries = max_entries
         self.verify = False
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._latest: _Key | None = None  # the last of them
+        self._aliases: dict[Hashable, _Entry] = {}
         self._nbytes = 0
         self._dead: deque[tuple[_Key, weakref.ref[Any]]] = deque()
         self._pinned: dict[int, Any] = {}
@@ -90,7 +93,7 @@ class Cache:
             captured, which allows no read-back.
         """
         ids = [identity(t) for t in anchors]
-        if any(i is None for i in ids):
+        if None in ids:
             self._uncacheable += 1
             return None if is_capturing(anchors[0].device) else self._run(build)
         known: list[Identity] = [i for i in ids if i is not None]
@@ -119,10 +122,10 @@ class Cache:
             num_src (int): The number of source nodes.
             num_dst (int): The number of target nodes.
         """
-        known = None if self.verify else rows_of(edge_index)
-        if known is not None:
+        whole = None if self.verify else identity(edge_index)
+        if whole is not None:
             with self._lock:
-                entry = self._find(("pair", num_src, num_dst), known[:: 1 if forwards else -1])
+                entry = self._find_edges(whole, forwards, num_src, num_dst)
                 if entry is not None:
                     self._hand_over(entry)
                     found: Adjacency | None = entry.value
@@ -203,6 +206,7 @@ class Cache:
         """Drops everything and sets the counters back."""
         with self._lock:
             self._entries.clear()
+            self._aliases.clear()
             self._pinned.clear()
             self._dead.clear()
             self._nbytes = self._hits = self._misses = self._uncacheable = 0
@@ -230,6 +234,19 @@ class Cache:
             self.max_entries = self.max_entries if max_entries is None else max_entries
             self._evict()
 
+    def _find_edges(
+        self, whole: Identity, forwards: bool, num_src: int, num_dst: int
+    ) -> _Entry | None:
+        """Finds the entry of a pair of rows, by the edges as a whole once it was found so."""
+        alias = (forwards, num_src, num_dst, whole.view)
+        entry = self._aliases.get(alias)
+        if entry is not None and not self._dead and self._is_of(entry, (whole, whole)):
+            return self._use(entry)
+        entry = self._find(("pair", num_src, num_dst), rows_of(whole)[:: 1 if forwards else -1])
+        if entry is not None and entry.alias is None:
+            entry.alias, self._aliases[alias] = alias, entry
+        return entry
+
     def _find(
         self,
         what: Hashable,
@@ -239,14 +256,23 @@ class Cache:
         """Returns the entry that may be handed out, if there is one; the lock is held."""
         if self._dead:
             self._drain()
-        key = _key(what, known)
-        entry = self._entries.get(key)
+        entry = self._entries.get(_key(what, known))
         if entry is None or (usable is not None and not usable(entry.value)):
             return None
+        return self._use(entry) if self._is_of(entry, known) else None
+
+    @staticmethod
+    def _is_of(entry: _Entry, known: Sequence[Identity]) -> bool:
+        """Tells whether an entry is of this very memory, unchanged."""
         for ref, version, i in zip(entry.refs, entry.versions, known, strict=True):
             if ref() is not i.storage or version != i.version:
-                return None
-        self._entries.move_to_end(key)
+                return False
+        return True
+
+    def _use(self, entry: _Entry) -> _Entry:
+        if self._latest is not entry.key:
+            self._entries.move_to_end(entry.key)
+            self._latest = entry.key
         self._hits += 1
         return entry
 
@@ -276,6 +302,7 @@ class Cache:
         with self._lock:
             self._drop(key)
             self._entries[key] = entry
+            self._latest = key
             self._nbytes += nbytes
             self._evict()
 
@@ -297,6 +324,7 @@ class Cache:
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._nbytes -= entry.nbytes
+            self._aliases.pop(entry.alias, None)
 
     def _drain(self) -> None:
         while self._dead:

@@ -35,7 +35,8 @@ def identity(tensor: Tensor) -> Identity | None:
         Identity, optional: :obj:`None` if the tensor counts no versions (it was made in inference
         mode), so that a change of it could not be seen.
     """
-    data = unwrap(tensor)
+    kind = type(tensor)
+    data = tensor if kind is Tensor else unwrap(tensor)
     if data.is_inference() or (data is not tensor and tensor.is_inference()):
         return None
     storage = data.untyped_storage()
@@ -51,23 +52,17 @@ def identity(tensor: Tensor) -> Identity | None:
         data.dtype,
         data.is_neg(),
         data.is_conj(),
-        type(tensor),
+        kind,
     )
     return Identity(storage, view, version)
 
 
-def rows_of(edges: Tensor) -> tuple[Identity, Identity] | None:
+def rows_of(whole: Identity) -> tuple[Identity, Identity]:
     r"""Returns the identities that the two rows of edges have, without making them.
 
     Args:
-        edges (torch.Tensor): Edges of shape :obj:`[2, E]`, and of no other type.
-
-    Returns:
-        tuple, optional: See :meth:`identity`.
+        whole (Identity): That of edges of shape :obj:`[2, E]`, and of no other type.
     """
-    whole = identity(edges)
-    if whole is None:
-        return None
     storage, (place, offset, shape, stride, *kind), version = whole
     row = (shape[1:], stride[1:], *kind)
     first, second = (place, offset, *row), (place, offset + stride[0], *row)

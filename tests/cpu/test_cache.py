@@ -359,3 +359,47 @@ def test_bytes_are_those_of_the_structure():
     assert adj.nbytes <= held <= 2 * adj.nbytes
     pyg_ioaware.clear_cache()
     assert (CACHE.info().entries, CACHE.info().nbytes) == (0, 0)
+
+
+def test_edges_and_their_rows_are_one_entry() -> None:
+    cache, edges = Cache(), random_edges(N, N, 20)
+    adj = cache.adjacency(edges[0], edges[1], N, N)
+    assert all(cache.edges(edges, True, N, N) is adj for _ in range(3))
+    assert cache.edges(edges.view(2, -1), True, N, N) is adj
+    assert (cache.info().hits, cache.info().misses) == (4, 1)
+    backwards = cache.edges(edges, False, N, N)
+    assert backwards is not adj
+    assert cache.edges(edges, False, N, N) is backwards
+    assert cache.edges(edges, True, N, N + 1) is not adj
+    assert cache.edges(edges[:, 1:], True, N, N) is not adj
+    edges.add_(0)
+    changed = cache.edges(edges, True, N, N)
+    assert changed is not adj
+    assert cache.edges(edges, True, N, N) is changed
+    cache.invalidate(edges)
+    assert cache.edges(edges, True, N, N) is not changed
+
+
+def _found_twice(cache: Cache, edges: torch.Tensor) -> weakref.ref:
+    cache.edges(edges, True, N, N)
+    return weakref.ref(cache.edges(edges, True, N, N))
+
+
+@pytest.mark.parametrize("let_go", [Cache.clear, lambda cache: cache.limit(max_entries=1)])
+def test_what_is_dropped_is_not_found_by_its_edges(let_go) -> None:
+    cache, edges = Cache(), random_edges(N, N, 20)
+    kept = _found_twice(cache, edges)
+    other = random_edges(N, N, 9, seed=1)
+    cache.edges(other, True, N, N)
+    let_go(cache)
+    gc.collect()
+    assert kept() is None
+
+
+def test_edges_that_die_are_let_go() -> None:
+    cache, edges = Cache(), random_edges(N, N, 20)
+    kept = _found_twice(cache, edges)
+    del edges
+    gc.collect()
+    assert cache.info().entries == 0
+    assert kept() is None
