@@ -24,6 +24,7 @@ from pyg_ioaware.graph.identity import identity, same_memory
 Stock = Callable[..., Any]
 
 _GRAPHS = (Tensor, SparseTensor)
+_OPTIONS = frozenset({type(None), bool, int, float, str, torch.dtype})
 
 _inside: ContextVar[bool] = ContextVar("pyg_ioaware_inside_memo", default=False)
 
@@ -44,12 +45,16 @@ class _Held:
             return output if place is None else _Argument(place)
 
         is_tuple = isinstance(outputs, tuple)
-        self.outputs = tuple(hold(o) for o in outputs) if is_tuple else hold(outputs)
+        held = [hold(o) for o in outputs] if is_tuple else [hold(outputs)]
+        self.outputs = tuple(held) if is_tuple else held[0]
+        self._takes_arguments = any(isinstance(h, _Argument) for h in held)
         self.tensors = _tensors(self.outputs)
         self.versions = [_version(t) for t in self.tensors]
 
     def give(self, arguments: list[Any]) -> Any:
         """Returns the outputs for these arguments."""
+        if not self._takes_arguments:
+            return self.outputs
 
         def give(held: Any) -> Any:
             return arguments[held.place] if isinstance(held, _Argument) else held
@@ -82,13 +87,23 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
     """
     values = [*args, *kwargs.values()]
     anchors: list[Tensor] = []
-    tokens: list[Hashable] = []
+    tokens: list[Any] = []
     for value in values:
-        if isinstance(value, _GRAPHS):
+        kind = type(value)
+        if kind in _OPTIONS:
+            tokens += [kind, value]
+        elif kind is Tensor and value.layout is torch.strided:
+            anchors.append(value)
+            tokens.append(value.requires_grad)
+        elif isinstance(value, _GRAPHS):
             anchors += _tensors(value)
             tokens.append(_token(value))
         else:
-            tokens.append((type(value), value))
+            try:
+                hash(value)
+            except TypeError:  # an option that has no value of its own, such as a list
+                return stock(*args, **kwargs)
+            tokens.append((kind, value))
     # Inside another memoised function there is nothing to keep: that one's results are kept.
     if (
         _inside.get()
@@ -98,10 +113,6 @@ def memoise(name: str, stock: Stock, args: tuple[Any, ...], kwargs: dict[str, An
     ):
         return stock(*args, **kwargs)
     what: Hashable = (name, len(args), *kwargs, *tokens)
-    try:
-        hash(what)
-    except TypeError:  # an option that has no value of its own, such as a list
-        return stock(*args, **kwargs)
 
     # Weights that are learned change by ways that no version counts, such as fused optimizers.
     if any(t.requires_grad for t in anchors):
