@@ -137,13 +137,14 @@ def passing_reasons(
 
 def operand_reasons(*operands: Tensor) -> list[str]:
     """Tells what about the mapped features of nodes, if anything, keeps attention on stock PyG."""
-    found: list[str] = []
-    for x in operands:
-        found += [why for why in tensor_reasons(x) if why not in found]
+    found: dict[str, None] = {}
     device = operands[0].device
-    if any(x.device != device for x in operands):
-        found.append("features on several devices")
-    return found + forward_ad_reasons(*operands)
+    for x in operands:
+        found.update(dict.fromkeys(tensor_reasons(x)))
+    for x in operands:
+        if x.device != device:
+            found["features on several devices"] = None
+    return [*found, *forward_ad_reasons(*operands)]
 
 
 def parameter_reasons(name: str, value: Any, shape: tuple[int, ...], x: Tensor) -> list[str]:
@@ -256,9 +257,12 @@ def forward_ad_reasons(*tensors: Any) -> list[str]:
 
 def saving_reasons(*operands: Any) -> list[str]:
     """Tells whether a gradient would need an operand that PyTorch does not keep for one."""
-    given = [t for t in operands if isinstance(t, Tensor)]
-    saves = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    if saves and any(t.is_inference() for t in given):
+    saves = unkept = False
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            saves |= operand.requires_grad
+            unkept |= operand.is_inference()
+    if saves and unkept and torch.is_grad_enabled():
         return ["features made in inference mode, which no gradient can keep"]
     return []
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -52,15 +53,22 @@ def primitive(
             LIBRARY.impl(name, filled, device)
         torch.library.register_fake(f"pyg_ioaware::{name}", fake, lib=LIBRARY)
         op = getattr(torch.ops.pyg_ioaware, name).default
+        operands = itemgetter(*_operands(op._schema.arguments))
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:
             # The dispatcher costs some 20 us, and is needed where something else listens.
-            return fn(*args) if _nobody_listens() and is_plain(*args) else op(*args)
+            return fn(*args) if _nobody_listens() and is_plain(*operands(args)) else op(*args)
 
         return call
 
     return register
+
+
+def _operands(arguments: Sequence[Any]) -> list[int]:
+    """Returns the places of the tensors that are none of a structure's: its are always plain."""
+    tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
+    return [i for i in tensors if arguments[i].name not in CSR._fields]
 
 
 def _nobody_listens() -> bool:
