@@ -346,6 +346,15 @@ def test_gradients_that_are_not_finite_reach_all_edges(
     torch.testing.assert_close(*found, equal_nan=True)
 
 
+def test_flags_are_zero_and_handed_out_once(engine: CUDAEngine) -> None:
+    """Also where many are in use, and after one was set."""
+    flags = [reduce_backward._flag(engine.runtime, torch.empty(1)) for _ in range(150)]
+    for count, flag in enumerate(flags, 1):
+        assert flag.item() == 0
+        flag.fill_(count)
+    assert [flag.item() for flag in flags] == list(range(1, 151))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_numbers_that_are_not_finite(engine: CUDAEngine, dtype: torch.dtype) -> None:
     for adj in adjacencies("hubs", engine):

@@ -16,6 +16,7 @@ from pyg_ioaware.engines.cuda.plan import THREADS, Layout, layout, merge_layout,
 from pyg_ioaware.engines.cuda.reduce import paired
 from pyg_ioaware.engines.cuda.spmm import in_order, merge_sums, weighted
 from pyg_ioaware.graph.csr import CSR
+from pyg_ioaware.graph.streams import is_capturing
 
 # Edges of a row from which marks are scanned before anything else is read, and those where the
 # gradients do not fit in the L2 cache.
@@ -23,6 +24,7 @@ SCANNED, SCANNED_AFAR = 256, 32
 _CACHE = 64 << 20  # bytes, about
 _EVEN = 0  # the rule for ties under which what is not finite reaches all edges
 _MOST_BLOCKS = 4096  # of a launch that has nothing to do as a rule
+_FLAGS = 64  # set to zero by one launch
 
 _TABLES = [("x", "T*"), ("weight", "T*"), ("mark", "P*"), ("grad", "T*"), ("best", "T*")]
 _GATHER = Kernel(
@@ -81,7 +83,7 @@ def reduce_gather(
     flags = {"WEIGHTED": weighted(weight), "TIES": ties}
     flags["PAIRED"] = best is not None and paired(weight, x, best)
     macros = specialise(types_with(mark, x, rowptr), plan, speed, **flags)
-    unusual = torch.zeros(1, dtype=torch.int32, device=x.device) if ties == _EVEN else None
+    unusual = _flag(runtime, x) if ties == _EVEN else None
     share = None
     if place is None:
         share = _shares(runtime, grad, mark, rowptr, unusual, ties)
@@ -100,6 +102,24 @@ def reduce_gather(
         _GATHER(runtime, macros, grid, THREADS, *tables, *sizes, 1)
     if count:
         merge_sums(runtime, by_source, partial, dx)
+
+
+# By device and stream: none is handed out twice, and each was set on the stream that reads it.
+_flags: dict[tuple[torch.device, int], list[Tensor]] = {}
+
+
+def _flag(runtime: Runtime, x: Tensor) -> Tensor:
+    """Returns a number on the device of a tensor that is zero to what runs there next."""
+    device = x.device
+    if is_capturing(device):  # each replay has to set it anew
+        return torch.zeros(1, dtype=torch.int32, device=device)
+    left = _flags.setdefault((device, runtime.stream(max(x.get_device(), 0))), [])
+    try:
+        return left.pop()
+    except IndexError:
+        flag, *more = torch.zeros(_FLAGS, dtype=torch.int32, device=device).unbind()
+        left.extend(more)
+        return flag
 
 
 def _scan(
