@@ -41,12 +41,13 @@ class Record:
     def fused(self, layer: str) -> None:
         """Notes a fused aggregation; whatever its layer formed besides is settled with it."""
         pending = getattr(self._local, "pending", None)
-        self._local.pending = None
         with self._lock:
             calls = self._of(layer)
             calls.fused += 1
-            if pending is not None and pending[0] == layer:
-                calls.formed["; ".join(pending[1])] += 1
+            if pending is not None:
+                self._local.pending = None
+                if pending[0] == layer:
+                    calls.formed["; ".join(pending[1])] += 1
 
     def pend(self, layer: str, reason: str) -> None:
         """Notes that a layer formed messages; they count once an aggregation takes them."""

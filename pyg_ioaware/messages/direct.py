@@ -71,9 +71,11 @@ def aggregate_nodes(
     if support.saving_reasons(src, weight) or support.forward_ad_reasons(src, weight):
         return None
     forwards = conv.flow == "source_to_target"
-    # What PyG generates gathers from the first of a pair, whatever the flow.
-    given = x if is_pair else (src, None) if forwards else (None, src)
-    num_targets = _num_targets(given, size, forwards)
+    num_targets: int | None = src.size(0)
+    if size is not None or (is_pair and x[1] is not src):
+        # What PyG generates gathers from the first of a pair, whatever the flow.
+        given = x if is_pair else (src, None) if forwards else (None, src)
+        num_targets = _num_targets(given, size, forwards)
     if num_targets is None:
         return None
     adj = CACHE.edges(edge_index, forwards, src.size(0), num_targets)

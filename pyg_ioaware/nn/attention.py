@@ -47,8 +47,7 @@ class View:
     """
 
     def __init__(self, conv: Any, with_weights: bool) -> None:
-        own = self.__dict__
-        own.update(conv.__dict__)
+        own = self.__dict__ = conv.__dict__.copy()
         own.pop("propagate", None)  # PyG binds them to a layer that was explained once
         own.pop("edge_updater", None)
         self._conv, self._with_weights = conv, with_weights

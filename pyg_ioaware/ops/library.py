@@ -83,8 +83,10 @@ def _nobody_listens() -> bool:
 
 def is_recorded(*operands: Tensor | None) -> bool:
     """Tells whether autograd has to see an operation: it differentiates, or something listens."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
-        return True
+    if torch.is_grad_enabled():
+        for operand in operands:
+            if operand is not None and operand.requires_grad:
+                return True
     return torch.autograd.forward_ad._current_level >= 0 or not _nobody_listens()
 
 
@@ -159,6 +161,7 @@ def keeps_scores(device: torch.device, with_features: bool = False) -> bool:
     return engine.gathers or (engine.keeps_scores and with_features)
 
 
+@functools.cache
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype in which kernels sum numbers of this dtype."""
     return torch.promote_types(dtype, torch.float32)
