@@ -27,28 +27,37 @@ _PARTS = ("_check_input", "_set_size", "_index_select")  # what PyG's 'propagate
 class _View:
     r"""A layer as its own forward sees it while it runs: the layer, but for its propagation.
 
+    They share their dictionary.
+
     Args:
         conv (MessagePassing): The layer.
         way (Shortcut): How it propagates.
     """
 
-    __slots__ = ("_conv", "_way")
+    __slots__ = ("__dict__", "_conv", "_way")
 
     def __init__(self, conv: Any, way: "Shortcut") -> None:
-        object.__setattr__(self, "_conv", conv)
-        object.__setattr__(self, "_way", way)
+        put = object.__setattr__
+        put(self, "__dict__", conv.__dict__)
+        put(self, "_conv", conv)
+        put(self, "_way", way)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._conv)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._conv, name)
+        return getattr(self._conv, name)  # parameters, modules and what the class has
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._conv, name, value)
 
-    def propagate(self, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def propagate(self) -> Function:
+        """What takes the place of the layer's own propagation, be it one that is bound to it."""
+        return self._propagate
+
+    def _propagate(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the layer's own propagation returns."""
         out = self._way.aggregate(self._conv, *args, **kwargs)
         return self._conv.propagate(*args, **kwargs) if out is None else out
