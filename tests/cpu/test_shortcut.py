@@ -118,6 +118,21 @@ def test_a_subclass_that_changes_nothing(taken: list[bool]) -> None:
     assert pyg_ioaware.explain(Named(F, C), x(), E).layers.keys() == {"Named"}
 
 
+@pytest.mark.parametrize("name", ["GCN", "SAGE"])
+def test_a_layer_that_was_explained_once(name: str, taken: list[bool]) -> None:
+    """PyG binds a propagation to it, and the layer keeps its own attributes alone."""
+    conv = LAYERS[name]()
+    conv.explain = True
+    conv.explain = False
+    assert "propagate" in conv.__dict__
+    names = set(conv.__dict__)
+    with pyg_ioaware.patched(strict=True):
+        found = conv(x(), E)
+    torch.testing.assert_close(found, conv(x(), E))
+    assert set(conv.__dict__) == names
+    assert taken == [True]
+
+
 def test_what_is_cached_is_kept_by_the_layer() -> None:
     conv = GCNConv(F, C, cached=True)
     stock = copy.deepcopy(conv)
