@@ -68,7 +68,7 @@ def primitive(
 def _operands(arguments: Sequence[Any]) -> list[int]:
     """Returns the places of the tensors that are none of a structure's: its are always plain."""
     tensors = [i for i, a in enumerate(arguments) if "Tensor" in str(a.type)]
-    return [i for i in tensors if arguments[i].name not in CSR._fields]
+    return [i for i in tensors if arguments[i].name.removeprefix("source_") not in CSR._fields]
 
 
 def _nobody_listens() -> bool:
