@@ -179,7 +179,7 @@ def _attention_op(name: str, heads: int, channels: int) -> Case:
         return tuple(_rows(n, heads, channels) for n in (sizes[1], sizes[0], sizes[0]))
 
     def ours(adj: Adjacency, *given: Tensor) -> Tensor:
-        return (ops.gatv2 if base == "gatv2" else ops.transformer)(*given, adj, changes=False)[0]
+        return (ops.gatv2 if base == "gatv2" else ops.transformer)(*given, adj)[0]
 
     stock = _gatv2_stock if base == "gatv2" else _transformer_stock
     return Case(

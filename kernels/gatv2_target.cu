@@ -1,29 +1,63 @@
-// gatv2_target — the gradient of x_r.
-// Maths     grad_x_r[i] = att * g, g = sum_k s_k * leaky'(z[k])
-//           the gradient of att gets sum_i x_r[i] * g
-// Shapes    as in gatv2.cu; terms [E + L, H] (acc_t): s_k, from gatv2_source; those of edges that are
-//           skipped get zero  slots [blocks, H*C] (double)  partial [T, H*C] (acc_t)
+// gatv2_delta, gatv2_target — the gradients of x_r and of the scores.
+// Maths     grad_x_r[i] = att * g, g = sum_k s_k * leaky'(z[k]), s_k as in attend_target.cuh
+//           the gradient of att gets sum_i x_r[i] * g; delta: the part of each tile in delta
+// Shapes    as in gatv2.cu; grad_weights [E + L, H] (acc_t) or null  terms [E + L, H] (acc_t): from
+//           attention_values; s_k in the end  signs [E + L, H * ceil(C / 8)] bytes (signs.cuh)
+//           delta [N, H], of split rows  slots [blocks, H*C] (double)  partial for each tile
 // Mapping   as in gatv2.cu, items in turns
-// Traffic   signs and terms of each edge, in order; x_r and grad_x_r once
+// Traffic   signs, scores and terms of each edge, in order, and s_k out; x_r and grad_x_r once
 // Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
 // Limits    VEC divides C
+#define EDGES 0
+#include "common/attend_target.cuh"
 #include "common/signs.cuh"
 #include "common/slots.cuh"
 
+// Weights are handed out after dropout.
+#define AFTER true
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gatv2_delta(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+                const long long* __restrict__ tiles, const acc_t* __restrict__ scores,
+                const acc_t* __restrict__ stats, const acc_t* __restrict__ grad_weights,
+                const long long* __restrict__ seed, acc_t* terms,
+                acc_t* __restrict__ partial_delta, long long num_rows, long long num_tiles,
+                long long split, long long num_loops, int heads, int channels,
+                long long threshold, double keep) {
+  const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, num_loops};
+  const long long item = group_of_launch();
+  const Edges edges(graph, item < num_tiles ? item : num_tiles + num_rows);
+  const Place place(heads, channels);
+  const Dropout dropout = {seed, threshold, (acc_t)keep};
+  Target target = {edges, place, dropout, {scores, stats, grad_weights, nullptr, terms}, idx};
+  sum_tile<AFTER>(target, partial_delta, NoMore());
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gatv2_target(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
-                 const long long* __restrict__ tiles, const unsigned char* __restrict__ signs,
-                 const scalar_t* __restrict__ x_r, const scalar_t* __restrict__ att, acc_t* terms,
+                 const long long* __restrict__ tiles, const acc_t* __restrict__ scores,
+                 const acc_t* __restrict__ stats, const acc_t* __restrict__ grad_weights,
+                 const acc_t* __restrict__ delta, const unsigned char* __restrict__ signs,
+                 const scalar_t* __restrict__ x_r, const scalar_t* __restrict__ att,
+                 const long long* __restrict__ seed, acc_t* terms,
                  scalar_t* __restrict__ grad_x_r, double* __restrict__ slots,
                  acc_t* __restrict__ partial, long long num_rows, long long num_tiles,
-                 long long split, long long num_loops, int heads, int channels, double slope) {
+                 long long split, long long num_loops, int heads, int channels, double slope,
+                 long long threshold, double keep) {
   const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, num_loops};
   const Place place(heads, channels);
+  const Dropout dropout = {seed, threshold, (acc_t)keep};
   ParameterSums att_sums;
   att_sums.clear();
   for (Turns turn; turn.first < num_rows + num_tiles; turn.next()) {
     const Edges edges(graph, turn.item);
     if (!any_group(edges.row >= 0)) continue;
+    Target target = {edges, place, dropout, {scores, stats, grad_weights, delta, terms}, idx};
+    target.start();
+    target.sum<AFTER>(edges.part < 0, NoMore());
+    acc_t deltas[SLOTS];
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) deltas[s] = target.delta(s);
     SignedSums sums;
     sums.clear();
     for (position_t k = edges.begin; any_group(k < edges.stop); k += BATCH) {
@@ -34,17 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       SignWords words;
       words.load(signs, positions, place);
       acc_t slopes[SLOTS][BATCH];
-#pragma unroll
-      for (int i = 0; i < OWN; i++) {
-        const position_t edge = k + place.own_edge(i), found = edges.find(idx, nullptr, edge);
-#pragma unroll
-        for (int s = 0; s < SLOTS; s++) {
-          const bool exists = found != NOWHERE && place.has(s);
-          slopes[s][i] = exists ? *in_row(terms, found, heads, place.head_of(s)) : 0;
-          if (LOOPS && !exists && edge < edges.end && place.writes(s))
-            *in_row(terms, edge, heads, place.head_of(s)) = 0;
-        }
-      }
+      target.slopes(k, deltas, slopes);
       sums.add(slopes, words, place);
     }
     sums.finish();

@@ -1,72 +1,67 @@
-// transformer_source — the gradients of keys, of values and of the scores.
-// Maths     grad_value[j] = sum_k weight_k * grad[idx[k]]
-//           grad_key[j] = scale * sum_k s_k * query[idx[k]]  over the edges k from source j, s_k as
-//           in attend_source.cuh
-// Shapes    grad, query [N, H*C]  value, grad_key, grad_value [S, H*C]  scores as in
-//           transformer.cu  common [N, H, 4] (acc_t), from attention_delta  more, terms [E, H] (acc_t)
-//           rows and tiles by source, perm the positions by target; partial [2, T, H*C] (acc_t)
+// transformer_source — the gradient of the keys.
+// Maths     grad_key[j] = scale * sum_k s_k * query[idx[k]] over the edges k from source j
+// Shapes    query [N, H*C]  grad_key [S, H*C]  terms [E, H] (acc_t): s_k, as transformer_target left it
+//           rows and tiles by source, perm the positions by target; partial [T, H*C] (acc_t)
 // Mapping   as in transformer.cu
-// Traffic   gathers E rows of grad, of query, of scores and of common, and writes terms at
-//           E places
+// Traffic   gathers E rows of query and of terms
 // Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
 // Limits    VEC divides C
 #define LOOPS 0
-#include "common/attend_source.cuh"
+#include "common/edges.cuh"
 
 struct BackwardSource {
-  struct Batch {
-    Packed grad[BATCH][NV], query[BATCH][NV];
-  };
+  const Edges& edges;
   const Place& place;
-  const scalar_t *grad, *query;
-  acc_t value[NV][VEC], sum[NV][VEC], key_sum[NV][VEC];
+  const index_t *idx, *perm;
+  const scalar_t* query;
+  const acc_t* terms;
+  acc_t sum[NV][VEC];
+  position_t next[BATCH];  // positions of the lane's edges of the next batch
 
-  template <bool FULL>
-  DEVICE_MEMBER void load(Batch& rows, const index_t (&source)[BATCH], position_t) const {
-    load_rows<FULL>(grad, source, place, rows.grad);
-    load_rows<FULL>(query, source, place, rows.query);
+  DEVICE_MEMBER void fetch(position_t k) {
+#pragma unroll
+    for (int i = 0; i < OWN; i++) next[i] = edges.find(idx, perm, k + place.own_edge(i));
   }
-  DEVICE_MEMBER void dots(const Batch& rows, acc_t (&dots)[SLOTS][BATCH]) const {
-    add_dots(value, rows.grad, dots);
-  }
-  DEVICE_MEMBER void add(Batch& rows, const acc_t (&weights)[SLOTS][BATCH],
-                         const acc_t (&slopes)[SLOTS][BATCH]) {
-    add_weighted(sum, weights, rows.grad);
-    add_weighted(key_sum, slopes, rows.query);
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
+    index_t source[BATCH];
+    spread<FULL>(mine, source);
+    acc_t slopes[SLOTS][BATCH];
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++)
+#pragma unroll
+      for (int i = 0; i < OWN; i++)
+        slopes[s][i] = next[i] != NOWHERE && place.has(s)
+                           ? __ldg(in_row(terms, next[i], place.heads, place.head_of(s)))
+                           : 0;
+    fetch(k + BATCH);
+    Packed rows[BATCH][NV];
+    load_rows<FULL>(query, source, place, rows);
+    add_weighted(sum, slopes, rows);
   }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     transformer_source(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
                        const index_t* __restrict__ perm, const long long* __restrict__ tiles,
-                       const scalar_t* __restrict__ grad, const scalar_t* __restrict__ query,
-                       const scalar_t* __restrict__ value, const acc_t* __restrict__ scores,
-                       const acc_t* __restrict__ common, const acc_t* __restrict__ more,
-                       const long long* __restrict__ seed,
-                       acc_t* __restrict__ terms, scalar_t* __restrict__ grad_value,
+                       const scalar_t* __restrict__ query, const acc_t* __restrict__ terms,
                        scalar_t* __restrict__ grad_key, acc_t* __restrict__ partial,
                        long long num_rows, long long num_tiles, long long split, int heads,
-                       int channels, double scale, long long threshold, double keep) {
+                       int channels, double scale) {
   const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, -1};
   const Edges edges(graph, group_of_launch());
   if (!any_group(edges.row >= 0)) return;
   const Place place(heads, channels);
-  const Dropout dropout = {seed, threshold, (acc_t)keep};
-  const SourceTables tables = {idx, perm, scores, common, more, terms};
-  BackwardSource op = {place, grad, query};
-  load_row(value, edges.row, place, op.value);
-  clear(op.sum), clear(op.key_sum);
-  attend_source(op, edges, place, dropout, tables);
+  BackwardSource step = {edges, place, idx, perm, query, terms};
+  clear(step.sum);
+  step.fetch(edges.begin);
+  walk(edges, idx, step);
   if (edges.row < 0) return;
 #pragma unroll
   for (int n = 0; n < NV; n++)
 #pragma unroll
-    for (int v = 0; v < VEC; v++) op.key_sum[n][v] *= (acc_t)scale;
-  if (edges.part >= 0) {
-    store_partial(partial, edges.part, place, op.sum);
-    store_partial(partial, num_tiles + edges.part, place, op.key_sum);
-  } else {
-    store_row(grad_value, edges.row, place, op.sum);
-    store_row(grad_key, edges.row, place, op.key_sum);
-  }
+    for (int v = 0; v < VEC; v++) step.sum[n][v] *= (acc_t)scale;
+  if (edges.part >= 0)
+    store_partial(partial, edges.part, place, step.sum);
+  else
+    store_row(grad_key, edges.row, place, step.sum);
 }

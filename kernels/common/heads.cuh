@@ -170,32 +170,6 @@ DEVICE void add_weighted(acc_t (&sum)[NV][VEC], const acc_t (&weights)[SLOTS][BA
     }
 }
 
-// What the gradients of the scores of a row and head have in common: see attention_delta.cu.
-struct Common {
-  enum { PER = 16 / sizeof(acc_t) };
-  typedef Bits<16>::type words_t;
-  acc_t top, inverse, delta, none;
-
-  DEVICE_MEMBER static Common load(const acc_t* at) {
-    acc_t found[4];
-#pragma unroll
-    for (int i = 0; i < 4; i += PER) {
-      const words_t words = __ldg((const words_t*)(at + i));
-      memcpy(found + i, &words, sizeof(words));
-    }
-    return {found[0], found[1], found[2], found[3]};
-  }
-  DEVICE_MEMBER void store(acc_t* at) const {
-    const acc_t values[4] = {top, inverse, delta, none};
-#pragma unroll
-    for (int i = 0; i < 4; i += PER) {
-      words_t words;
-      memcpy(&words, values + i, sizeof(words));
-      *(words_t*)(at + i) = words;
-    }
-  }
-};
-
 // Multiplies each head's numbers by its own factor.
 DEVICE void rescale(acc_t (&sum)[NV][VEC], const acc_t (&factor)[SLOTS]) {
 #pragma unroll

@@ -94,10 +94,9 @@ class _View(View):
             edges = self._edges(edge_index, edge_attr, adj.num_edges)
         require(support.saving_reasons(x_l, x_r, att, *(edges or ())))
         RECORD.fused(type(conv).__name__)
-        given = conv.concat and conv.bias is None and getattr(conv, "res", None) is None
         return ops.gatv2(
             *(x_l, x_r, att, adj, slope, dropout),
-            *(self._num_loops, edges, self._with_weights, given),
+            *(self._num_loops, edges, self._with_weights),
         )
 
     def _edges(self, edge_index: Any, edge_attr: Tensor, num_edges: int) -> EdgeFeatures:
@@ -184,8 +183,7 @@ class IOAwareGATv2Conv(FusedMessages, GATv2Conv):
     **Memory:** beyond inputs, output and the linear layers, two numbers per node and head, and in
     the backward pass a few numbers per edge and head. A training step on a GPU, and with edge
     features on the CPU, keeps a number per edge and head, and a bit per edge and channel, for its
-    backward pass; that on a GPU also what was attended to before the bias is added. Attention
-    weights exist only if they are to be returned.
+    backward pass. Attention weights exist only if they are to be returned.
     """
 
     # PyG ignores 'explain' in subclasses of a class that was used before, unless these are reset.

@@ -51,8 +51,7 @@ class _View(View):
             edges = edge_features(conv, edge_attr, adj.num_edges)
         require(support.saving_reasons(query, key, value, *(edges or ())))
         RECORD.fused(type(conv).__name__)
-        given = conv.concat and not conv.root_weight
-        return ops.transformer(query, key, value, adj, dropout, edges, self._with_weights, given)
+        return ops.transformer(query, key, value, adj, dropout, edges, self._with_weights)
 
 
 fuse_transformer = Fusion(TransformerConv, _View, ("propagate",))
@@ -76,9 +75,8 @@ class IOAwareTransformerConv(FusedMessages, TransformerConv):
 
     **Memory:** beyond inputs, output and the linear layers, two numbers per node and head, and in
     the backward pass two numbers per edge and head; with edge features, :obj:`edge_dim` numbers
-    per node and head. A training step on a GPU keeps one of the former for its backward pass, and
-    what was attended to before the root's part is added. Attention weights exist only if they are
-    to be returned.
+    per node and head. A training step on a GPU keeps one of the former between the passes.
+    Attention weights exist only if they are to be returned.
     """
 
     # PyG ignores 'explain' in subclasses of a class that was used before, unless these are reset.

@@ -45,7 +45,6 @@ class Attention:
         seed (torch.Tensor, optional): The seed of the dropout; :obj:`None` without dropout.
         with_weights (bool): Whether weights are handed out.
         keeps (bool): Whether scores are kept for the backward pass, if there will be one.
-        exposed (bool): Whether the result may be changed in place before the backward pass.
     """
 
     adj: Adjacency
@@ -56,7 +55,6 @@ class Attention:
     seed: Tensor | None
     with_weights: bool
     keeps: bool = False
-    exposed: bool = True
 
     @property
     def num_positions(self) -> int:
@@ -76,12 +74,6 @@ class Attention:
         adj = self.adj
         needed = needed or gathers(adj.by_target.rowptr.device)
         return adj.by_source_in_place if needed else adj.by_target
-
-    def kept(self, out: Tensor) -> Tensor | None:
-        """Returns what the backward pass needs of the result, if it needs that."""
-        if not gathers(out.device):
-            return None
-        return out.clone() if self.exposed else out
 
     def used(self) -> Tensor:
         """Returns the positions that are not skipped, in order."""

@@ -108,7 +108,7 @@ def _gatv2(
 
 
 class GATv2(Function):
-    """The operation; its outputs may be changed, unless the options say that they are not."""
+    """The operation; neither output is saved, so they may be changed."""
 
     @staticmethod
     def forward(
@@ -131,7 +131,7 @@ class GATv2(Function):
             *_options(options),
             *(options.with_weights or keeps, keeps),
         )
-        kept = (options.kept(out), scores, signs) if keeps else (None,) * 3
+        kept = (scores, signs) if keeps else (None, None)
         ctx.save_for_backward(x_l, x_r, att, attr, loop_attr, lin, stats, *kept)
         if not options.with_weights:
             return out, None
@@ -143,7 +143,7 @@ class GATv2(Function):
     def backward(
         ctx: Any, grad: Tensor | None, grad_weights: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        *inputs, stats, kept, scores, signs = ctx.saved_tensors
+        *inputs, stats, scores, signs = ctx.saved_tensors
         options, needs = ctx.options, ctx.needs_input_grad
         if grad is None and grad_weights is None:
             return (None,) * 7
@@ -161,7 +161,7 @@ class GATv2(Function):
             *options.sources(needs_source),
             *(attr, loop_attr, lin),
             *_options(options),
-            *(needs[3] or needs[4], needs_source, as_made(kept), scores, signs),
+            *(needs[3] or needs[4], needs_source, scores, signs),
         )
         grad_att = grad_att.to(att.dtype).view(att.shape)
         found = [grad_x_l, grad_x_r, grad_att, grad_attr, grad_loop, grad_lin]
@@ -187,7 +187,6 @@ def gatv2(
     num_loops: int = -1,
     edges: EdgeFeatures | None = None,
     return_weights: bool = False,
-    changes: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     r"""Attends to the sources of each target by the scores of the `"How Attentive are Graph
     Attention Networks?" <https://arxiv.org/abs/2105.14491>`_ paper.
@@ -214,8 +213,6 @@ def gatv2(
             the first so many nodes get one self-loop each. (default: :obj:`-1`)
         edges (EdgeFeatures, optional): Features of the edges. (default: :obj:`None`)
         return_weights (bool, optional): If set, also returns the weights. (default: :obj:`False`)
-        changes (bool, optional): If not set, the result is not changed in place before the
-            backward pass, which then needs no copy of it. (default: :obj:`True`)
 
     Returns:
         (torch.Tensor, torch.Tensor or None): Target rows of shape :obj:`[num_dst, H, C]`, and
@@ -238,13 +235,12 @@ def gatv2(
     work = compute_dtype(dtype, x_l.device)
     seed = attention.seed_for(dropout, x_l.device)
     heads = x_r.size(1)
-    more = attention.lacking(x_r, work, adj)
     options = Attention(
         *(adj, heads, num_loops, negative_slope, dropout, seed, return_weights),
         keeps=keeps_scores(x_l.device, edges is not None),
-        exposed=changes and not more and work is dtype,
     )
     attr, loop_attr, lin = attention.edge_operands(edges, work)
+    more = attention.lacking(x_r, work, adj)
     if more and lin is not None:
         lin = attention.filled(lin.unflatten(0, x_r.shape[1:]).mT, more).mT.flatten(0, 1)
     rows = (attention.filled(cast(x, work), more) for x in (x_l, x_r, att))

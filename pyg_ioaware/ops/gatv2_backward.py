@@ -16,7 +16,6 @@ from pyg_ioaware.ops.library import (
     primitive,
     sum_dtype,
 )
-from pyg_ioaware.philox import mask
 
 EDGE_ARGS = "Tensor? attr, Tensor? loop_attr, Tensor? lin"
 OPTIONS = "int heads, int num_loops, float slope, float dropout, Tensor? seed"
@@ -64,7 +63,6 @@ def _fake(
     seed: Tensor | None,
     needs_attr: bool,
     needs_source: bool,
-    out: Tensor | None,
     scores: Tensor | None,
     signs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -85,7 +83,7 @@ def _fake(
 @primitive(
     "gatv2_backward(Tensor grad, Tensor? grad_weights, Tensor x_l, Tensor x_r, Tensor att,"
     f" Tensor stats, {CSR_ARGS}, {SOURCE_ARGS}, {EDGE_ARGS}, {OPTIONS}, bool needs_attr,"
-    " bool needs_source, Tensor? out, Tensor? scores, Tensor? signs)"
+    " bool needs_source, Tensor? scores, Tensor? signs)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
@@ -116,15 +114,13 @@ def gatv2_backward(
     seed: Tensor | None,
     needs_attr: bool,
     needs_source: bool,
-    out: Tensor | None,
     scores: Tensor | None,
     signs: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     r"""Returns the gradients of both rows, of the attention vectors (in float64), of the features
     of edges and of self-loops, and of their map.
 
-    An engine that gathers needs :obj:`out`, :obj:`scores` and :obj:`signs`; others form what is not
-    given.
+    An engine that gathers needs :obj:`scores` and :obj:`signs`; others form what is not given.
     """
     num_rows, width, sums = x_r.size(0), row_width(x_r), sum_dtype(x_r.dtype)
     loops, dim = max(num_loops, 0), 0 if lin is None else lin.size(1)
@@ -144,42 +140,38 @@ def gatv2_backward(
     written = (att_parts, lin_parts, grad_attr, grad_loop)
     source_count = slots(x_l, idx.size(0) + x_l.size(0))
     source_parts = _parameter_sums(x_l, source_count, width)
+    parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
     if gathers(x_r.device):
-        assert out is not None, "nothing was kept"
-        if grad_weights is not None and seed is not None:
-            grad_weights = grad_weights * mask(positions, heads, dropout, seed, sums)
-        common = allocate(x_r, num_rows, heads, 4, dtype=sums)
-        terms = allocate(x_r, positions, heads, dtype=sums)
+        assert scores is not None, "scores were not kept"
+        terms, grad_x_l = allocate(x_r, positions, heads, dtype=sums), allocate(x_l, *x_l.shape)
+        values = grad_x_l if sums is x_l.dtype else allocate(x_l, *x_l.shape, dtype=sums)
+        value_parts = partials(x_l, source_tiles, width, sums)
         launch(
-            "attention_delta",
-            by_target,
-            *(common, partials(x_r, tiles, heads, sums)),
-            *(grad, out.contiguous(), scores, stats, grad_weights, heads, num_loops),
-        )
-        # Without gradients of sources this is run for those of scores.
-        grad_x_l = allocate(x_l, *x_l.shape)
-        launch(
-            "gatv2_source",
+            "attention_values",
             by_source,
-            *(grad_x_l, source_parts),
-            *(partials(x_l, source_tiles, width, sums), terms, grad, x_l, att),
-            *(scores, common, grad_weights, signs, heads, num_loops, slope, dropout, seed),
+            *(values, terms, value_parts, grad, x_l, scores, stats),
+            *(heads, num_loops, dropout, seed, True),
         )
         grad_x_r = allocate(x_r, *x_r.shape)
         launch(
             "gatv2_target",
             by_target,
-            *(grad_x_r, *written),
-            *(partials(x_r, tiles, width, sums), terms, signs, x_r, att),
-            *(*edges, heads, num_loops, slope),
+            *(grad_x_r, terms, *written, *parts, scores, signs, grad_weights, x_r, att, stats),
+            *(*edges, heads, num_loops, slope, dropout, seed),
         )
+        if needs_source:
+            launch(
+                "gatv2_source",
+                by_source,
+                *(grad_x_l, source_parts, values, value_parts, x_l, att, terms, signs),
+                *(heads, num_loops, slope),
+            )
     else:
         grad_x_r = allocate(x_r, *x_r.shape)
         terms = allocate(x_r, positions, 2, heads, dtype=sums)
         if signs is None:
             signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)
         scaled = None if lin is None else (lin * att.view(-1, 1)).contiguous()
-        parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
         launch(
             "gatv2_target",
             by_target,
@@ -193,9 +185,8 @@ def gatv2_backward(
             launch(
                 "gatv2_source",
                 by_source,
-                *(grad_x_l, source_parts, row_sums),
-                *(partials(x_l, source_tiles, 2 * width, sums), grad, x_l, att, terms, signs),
-                *(heads, num_loops, slope),
+                *(grad_x_l, source_parts, row_sums, partials(x_l, source_tiles, 2 * width, sums)),
+                *(grad, x_l, att, terms, signs, heads, num_loops, slope),
             )
     grad_att = _total(att_parts)
     if needs_source:

@@ -105,7 +105,7 @@ def _transformer(
 
 
 class Transformer(Function):
-    r"""The operation; its outputs may be changed, unless the options say that they are not.
+    r"""The operation; no output is saved, so they may be changed.
 
     Features of edges enter by two products of the size of the nodes, outside of this function:
     :obj:`edge_query` holds what each target asks of them, and the second output is their weighted
@@ -132,8 +132,8 @@ class Transformer(Function):
             *_options(options),
             options.with_weights or keeps,
         )
-        kept = (options.kept(out), scores) if keeps else (None, None)
-        ctx.save_for_backward(query, key, value, attr, edge_query, stats, *kept)
+        kept = scores if keeps else None
+        ctx.save_for_backward(query, key, value, attr, edge_query, stats, kept)
         weights = options.normalise(scores, stats) if options.with_weights else None
         needs = ctx.needs_input_grad
         if weights is not None and not any((*needs[:2], *needs[3:5])):
@@ -144,7 +144,7 @@ class Transformer(Function):
     def backward(
         ctx: Any, grad: Tensor | None, grad_edge: Tensor | None, grad_weights: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        *inputs, stats, kept, scores = ctx.saved_tensors
+        *inputs, stats, scores = ctx.saved_tensors
         options, needs = ctx.options, ctx.needs_input_grad
         grads = (grad, grad_edge, grad_weights)
         if all(g is None for g in grads):
@@ -163,7 +163,7 @@ class Transformer(Function):
             *options.sources(needs_source),
             *(attr, edge_query),
             *_options(options),
-            *(needs[3], needs_source, as_made(kept), as_made(scores)),
+            *(needs[3], needs_source, as_made(scores)),
         )
         if grads[0] is None:
             grad_value = None
@@ -183,7 +183,6 @@ def transformer(
     dropout: float = 0.0,
     edges: EdgeFeatures | None = None,
     return_weights: bool = False,
-    changes: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     r"""Attends to the sources of each target by scaled dot products, as in the `"Masked Label
     Prediction: Unified Message Passing Model for Semi-Supervised Classification"
@@ -208,8 +207,6 @@ def transformer(
             not grow accordingly. (default: :obj:`0.0`)
         edges (EdgeFeatures, optional): Features of the edges. (default: :obj:`None`)
         return_weights (bool, optional): If set, also returns the weights. (default: :obj:`False`)
-        changes (bool, optional): If not set, the result is not changed in place before the
-            backward pass, which then needs no copy of it. (default: :obj:`True`)
 
     Returns:
         (torch.Tensor, torch.Tensor or None): Target rows of shape :obj:`[num_dst, H, C]`, and
@@ -230,17 +227,14 @@ def transformer(
     seed = attention.seed_for(dropout, query.device)
     heads, channels = query.size(1), query.size(2)
     scale = 1 / math.sqrt(channels) if channels else 1.0
-    more = attention.lacking(query, work, adj)
-    options = Attention(
-        *(adj, heads, -1, scale, dropout, seed, return_weights),
-        keeps=keeps_scores(query.device),
-        exposed=changes and not more and edges is None and work is dtype,
-    )
+    keeps = keeps_scores(query.device)
+    options = Attention(adj, heads, -1, scale, dropout, seed, return_weights, keeps)
     attr, _, lin = attention.edge_operands(edges, work)
     asked = None
     if lin is not None:
         lin = lin.view(heads, channels, lin.size(1))
         asked = _Mapped.apply(cast(query, work), lin).flatten(1)  # type: ignore[no-untyped-call]
+    more = attention.lacking(query, work, adj)
     rows = (attention.filled(cast(x, work), more) for x in (query, key, value))
     out, summed, weights = Transformer.apply(  # type: ignore[no-untyped-call]
         *rows, attr, asked, options

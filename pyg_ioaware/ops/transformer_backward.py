@@ -52,7 +52,6 @@ def _fake(
     seed: Tensor | None,
     needs_attr: bool,
     needs_source: bool,
-    out: Tensor | None,
     scores: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     def like(x: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ def _fake(
 @primitive(
     "transformer_backward(Tensor grad, Tensor? grad_edge, Tensor? grad_weights, Tensor query,"
     f" Tensor key, Tensor value, Tensor stats, {CSR_ARGS}, {SOURCE_ARGS}, {EDGE_ARGS}, {OPTIONS},"
-    " bool needs_attr, bool needs_source, Tensor? out, Tensor? scores)"
+    " bool needs_attr, bool needs_source, Tensor? scores)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fake,
 )
@@ -101,13 +100,12 @@ def transformer_backward(
     seed: Tensor | None,
     needs_attr: bool,
     needs_source: bool,
-    out: Tensor | None,
     scores: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     r"""Returns the gradients of queries, keys and values, of the features of edges, and of what is
     asked of them.
 
-    An engine that gathers needs :obj:`out` and :obj:`scores`; others form scores again.
+    An engine that gathers needs :obj:`scores`; others form them again.
     """
     num_rows, width, sums = query.size(0), row_width(query), sum_dtype(query.dtype)
     by_target = CSR(rowptr, idx, perm, tiles, split)
@@ -124,42 +122,35 @@ def transformer_backward(
         grad_attr = allocate(query, idx.size(0), attr.size(1))
     parts = [partials(query, tiles, w, sums) for w in (width, edge_width, heads)]
     if gathers(query.device):
-        assert out is not None, "nothing was kept"
-        common = allocate(query, num_rows, heads, 4, dtype=sums)
+        assert scores is not None, "scores were not kept"
         terms = allocate(query, idx.size(0), heads, dtype=sums)
-        kept, more = (scores, stats), grad_weights
-        if attr is not None and grad_edge is not None:
-            more = allocate(query, idx.size(0), heads, dtype=sums)
-            read = (grad_edge, grad_weights, edges[0])
-            launch("transformer_more", by_target, more, *read, heads, dropout, seed)
-        launch(
-            "attention_delta",
-            by_target,
-            *(common, partials(query, tiles, heads, sums)),
-            *(grad, out.contiguous(), *kept, more, heads, -1),
+        grad_value, source_parts = (
+            allocate(key, *key.shape),
+            partials(key, source_tiles, width, sums),
         )
-        # Without gradients of sources this is run for those of scores.
-        grad_key, grad_value = allocate(key, *key.shape), allocate(key, *key.shape)
         launch(
-            "transformer_source",
+            "attention_values",
             by_source,
-            *(grad_value, grad_key),
-            *(partials(key, source_tiles, 2 * width, sums), terms, grad, query, value),
-            *(scores, common, more, heads, scale, dropout, seed),
+            *(grad_value, terms, source_parts, grad, value, scores, stats),
+            *(heads, -1, dropout, seed, False),
         )
         launch(
             "transformer_target",
             by_target,
-            *(grad_query, grad_edge_query, grad_attr),
-            *(*parts[:2], key, terms, *kept, grad_edge, *edges, heads, scale, dropout, seed),
+            *(grad_query, grad_edge_query, terms, grad_attr, *parts, scores),
+            *(grad_edge, grad_weights, key, stats, *edges, heads, scale, dropout, seed),
         )
+        if needs_source:
+            grad_key = allocate(key, *key.shape)
+            read = (query, terms, heads, scale)
+            launch("transformer_source", by_source, grad_key, source_parts, *read)
     else:
         terms = allocate(query, idx.size(0), 2, heads, dtype=sums)
         launch(
             "transformer_target",
             by_target,
-            *(grad_query, grad_edge_query, terms, grad_attr),
-            *(*parts, grad, grad_edge, grad_weights, query, key, value, stats, *edges),
+            *(grad_query, grad_edge_query, terms, grad_attr, *parts),
+            *(grad, grad_edge, grad_weights, query, key, value, stats, *edges),
             *(heads, scale, dropout, seed),
         )
         if needs_source:
@@ -167,9 +158,9 @@ def transformer_backward(
             launch(
                 "transformer_source",
                 by_source,
-                *(grad_value, grad_key),
-                *(partials(key, source_tiles, 2 * width), grad, query, terms, heads, scale),
+                *(grad_value, grad_key, partials(key, source_tiles, 2 * width)),
+                *(grad, query, terms, heads, scale),
             )
     if not needs_source:
-        grad_key = grad_value = None
+        grad_value = None
     return grad_query, grad_key, grad_value, grad_attr, grad_edge_query

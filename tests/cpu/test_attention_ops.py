@@ -533,7 +533,7 @@ def primitive_arguments(name: str, g: Graph, case: Case) -> tuple[Any, ...]:
     outputs = call(*given)
     keeps = keeps_scores(grad.device, bool(edges) and op == "gatv2")
     stats, *formed = outputs[1:] if op == "gatv2" else outputs[2:]
-    formed = [outputs[0], *formed] if keeps else [None] * (len(formed) + 1)
+    formed = formed if keeps else [None] * len(formed)
     rows = (*grads, *rows, stats, *adj.by_target, *adj.by_source_in_place)
     return (*rows, *more, case.edge_dim > 0, True, *formed)
 

@@ -1,10 +1,16 @@
-"""What gatv2 and transformer on CUDA share: see kernels/attention.cu, attention_delta.cu."""
+"""What gatv2 and transformer on CUDA share: see kernels/attention.cu, attention_values.cu."""
 
 from torch import Tensor
 
 from pyg_ioaware.engines import row_width
-from pyg_ioaware.engines.cuda.launch import ORDERED, ROWS, Kernel, Runtime, specialise, types_of
-from pyg_ioaware.engines.cuda.plan import THREADS, head_layout, merge_blocks, merge_head_layout
+from pyg_ioaware.engines.cuda.launch import GRAPH, ROWS, Kernel, Runtime, specialise, types_of
+from pyg_ioaware.engines.cuda.plan import (
+    THREADS,
+    head_layout,
+    merge_blocks,
+    merge_head_layout,
+    pace,
+)
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 from pyg_ioaware.philox import keep_scale, threshold
@@ -20,20 +26,13 @@ _MERGE = Kernel(
         *(("out", "T*"), ("stats", "A*"), ("num_tiles", "i64"), *SHAPE),
     ],
 )
-_DELTA = Kernel(
-    "attention_delta",
-    "attention_delta",
+_VALUES = Kernel(
+    "attention_values",
+    "attention_values",
     [
-        *(("grad", "T*"), ("out", "T*"), ("stats", "A*"), ("extra", "A*"), ("common", "A*")),
-        *(("num_rows", "i64"), *SHAPE),
-    ],
-)
-_EXTRA = Kernel(
-    "attention_delta",
-    "attention_extra",
-    [
-        *(*ORDERED, ("scores", "A*"), ("stats", "A*"), ("more", "A*"), ("extra", "A*")),
-        *(("partial", "A*"), *ROWS, ("num_loops", "i64"), *SHAPE),
+        *(*GRAPH, ("grad", "T*"), ("value", "T*"), ("scores", "A*"), ("stats", "A*")),
+        *(("seed", "i64*"), ("grad_value", "T*"), ("sums", "A*"), ("terms", "A*")),
+        *(("partial", "A*"), *ROWS, ("num_loops", "i64"), *SHAPE, *DROPOUT),
     ],
 )
 
@@ -65,39 +64,54 @@ def merge(
     _MERGE(runtime, macros, merge_blocks(count), THREADS, *tables, count, heads, channels)
 
 
-def attention_delta(
+def attention_values(
     runtime: Runtime,
     csr: CSR,
-    common: Tensor,
+    sums: Tensor,
+    terms: Tensor,
     partial: Tensor,
     grad: Tensor,
-    out: Tensor,
+    value: Tensor,
     scores: Tensor,
     stats: Tensor,
-    more: Tensor | None,
     heads: int,
     num_loops: int,
+    dropout: float,
+    seed: Tensor | None,
+    unmerged: bool,
 ) -> None:
-    """Writes what the gradients of the scores of a row have in common."""
-    rowptr, idx, _, tiles, split = csr
-    rows, width, extra = grad.size(0), row_width(grad), None
+    r"""Writes the gradient of the values, and what that of the scores is made of.
+
+    ``sums`` are of the dtype of sums if more is to be added, and then those of tiles are left in
+    ``partial``: ``unmerged``.
+    """
+    rowptr, idx, perm, tiles, split = csr
+    rows, width = value.size(0), row_width(value)
     if not rows or not heads:
         return
     if not width:
-        grad, out = one_channel(heads, grad, out)
+        sums, partial, grad, value = one_channel(heads, sums, partial, grad, value)
         width = heads
-    shape, types = (heads, width // heads), types_of(grad, rowptr)
-    plan, count = head_layout(*shape, grad, out), tiles.size(0)
-    macros = specialise(types, plan, LOOPS=num_loops >= 0)
-    if more is not None:
-        extra = stats.new_empty(rows, heads)
-        tables = (rowptr, idx, tiles, scores, stats, more, extra, partial)
-        sizes, grid = (rows, count, split, num_loops), (plan.blocks(rows + count), plan.slices)
-        _EXTRA(runtime, macros, grid, THREADS, *tables, *sizes, *shape)
-        if count:
-            merge_sums(runtime, csr, partial, extra)
-    grid = plan.blocks(rows), plan.slices
-    _DELTA(runtime, macros, grid, THREADS, grad, out, stats, extra, common, rows, *shape)
+    count, channels = tiles.size(0), width // heads
+    plan = head_layout(heads, channels, grad, value)
+    wide = sums.dtype is not value.dtype
+    speed = pace("attention_values", plan, grad, idx.numel(), rows, with_more=seed is not None)
+    flags = {"LOOPS": num_loops >= 0, "DROPOUT": seed is not None}
+    macros = specialise(types_of(value, rowptr), plan, speed, **flags)
+    read = (grad, value, scores, stats, seed)
+    written = (None if wide else sums, sums if wide else None, terms, partial)
+    sizes = (rows, count, split, num_loops, heads, channels)
+    grid, graph = (plan.blocks(rows + count), plan.slices), (rowptr, idx, perm, tiles)
+    _VALUES(runtime, macros, grid, THREADS, *graph, *read, *written, *sizes, *drop(dropout))
+    if count and not unmerged:
+        merge_sums(runtime, csr, partial, sums)
+
+
+def delta_of(csr: CSR, runtime: Runtime, partial_delta: Tensor) -> Tensor:
+    """Returns delta of split rows from the parts of their tiles."""
+    delta = partial_delta.new_empty(csr.rowptr.numel() - 1, partial_delta.size(1))
+    merge_sums(runtime, csr, partial_delta, delta)
+    return delta
 
 
 def drop(dropout: float) -> tuple[int, float]:

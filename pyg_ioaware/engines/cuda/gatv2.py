@@ -37,23 +37,31 @@ _FORWARD = Kernel(
         *(*_ROWS, *SHAPE, ("dim", "i32"), ("slope", "f64"), *DROPOUT),
     ],
 )
+_BY_TARGET = [*ORDERED, ("scores", "A*"), ("stats", "A*"), ("grad_weights", "A*")]
+_DELTA = Kernel(
+    "gatv2_target",
+    "gatv2_delta",
+    [
+        *(*_BY_TARGET, ("seed", "i64*"), ("terms", "A*"), ("partial_delta", "A*")),
+        *(*_ROWS, *SHAPE, *DROPOUT),
+    ],
+)
 _TARGET = Kernel(
     "gatv2_target",
     "gatv2_target",
     [
-        *(*ORDERED, ("signs", "u8*"), ("x_r", "T*"), ("att", "T*"), ("terms", "A*")),
-        *(("grad_x_r", "T*"), ("slots", "f64*"), ("partial", "A*")),
-        *(*_ROWS, *SHAPE, ("slope", "f64")),
+        *(*_BY_TARGET, ("delta", "A*"), ("signs", "u8*"), ("x_r", "T*"), ("att", "T*")),
+        *(("seed", "i64*"), ("terms", "A*"), ("grad_x_r", "T*"), ("slots", "f64*")),
+        *(("partial", "A*"), *_ROWS, *SHAPE, ("slope", "f64"), *DROPOUT),
     ],
 )
 _SOURCE = Kernel(
     "gatv2_source",
     "gatv2_source",
     [
-        *(*GRAPH, ("grad", "T*"), ("x_l", "T*"), ("att", "T*"), ("scores", "A*")),
-        *(("common", "A*"), ("more", "A*"), ("signs", "u8*")),
-        *(("seed", "i64*"), ("terms", "A*"), ("grad_x_l", "T*"), ("slots", "f64*")),
-        *(("partial", "A*"), *_ROWS, *SHAPE, ("slope", "f64"), *DROPOUT),
+        *(*GRAPH, ("terms", "A*"), ("signs", "u8*"), ("x_l", "T*"), ("att", "T*")),
+        *(("sums", "A*"), ("grad_x_l", "T*"), ("slots", "f64*"), ("partial", "A*")),
+        *(*_ROWS, *SHAPE, ("slope", "f64")),
     ],
 )
 _EDGE_SIZES = [
@@ -129,23 +137,29 @@ def gatv2_target(
     runtime: Runtime,
     csr: CSR,
     grad_x_r: Tensor,
+    terms: Tensor,
     att_parts: Tensor,
     lin_parts: Tensor | None,
     grad_attr: Tensor | None,
     grad_loop: Tensor | None,
     partial: Tensor,
-    terms: Tensor,
+    partial_delta: Tensor,
+    scores: Tensor,
     signs: Tensor,
+    grad_weights: Tensor | None,
     x_r: Tensor,
     att: Tensor,
+    stats: Tensor,
     attr: Tensor | None,
     loop_attr: Tensor | None,
     lin: Tensor | None,
     heads: int,
     num_loops: int,
     slope: float,
+    dropout: float,
+    seed: Tensor | None,
 ) -> None:
-    """Writes the gradients on the side of the targets, and those of edges, from ``terms``."""
+    """Writes the gradients on the side of the targets, and those of the scores to ``terms``."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = x_r.size(0), row_width(x_r)
     if not rows or not width:
@@ -156,13 +170,20 @@ def gatv2_target(
     count, channels, dim = tiles.size(0), width // heads, 0 if lin is None else lin.size(0)
     tables = (x_r, att, grad_x_r, *(() if lin is None else (lin,)))
     plan, types = head_layout(heads, channels, *tables), types_of(x_r, rowptr)
+    flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
     speed = pace("gatv2_target", plan, x_r, idx.numel(), rows)
-    macros = specialise(types, plan, speed, LOOPS=num_loops >= 0)
-    sizes = (rows, count, split, num_loops, heads, channels, slope)
+    macros = specialise(types, plan, speed, **flags, LOOPS=num_loops >= 0)
+    sizes, rate = (rows, count, split, num_loops, heads, channels), drop(dropout)
+    given = (rowptr, idx, tiles, scores, stats, grad_weights)
+    delta = None
+    if count:
+        grid = plan.blocks(count), plan.slices
+        _DELTA(runtime, macros, grid, THREADS, *given, seed, terms, partial_delta, *sizes, *rate)
+        delta = attention.delta_of(csr, runtime, partial_delta)
     blocks = _slots(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
-    args = (rowptr, idx, tiles, signs, x_r, att, terms, grad_x_r, slots, partial, *sizes)
-    _TARGET(runtime, macros, (blocks, plan.slices), THREADS, *args)
+    args = (*given, delta, signs, x_r, att, seed, terms, grad_x_r, slots, partial)
+    _TARGET(runtime, macros, (blocks, plan.slices), THREADS, *args, *sizes, slope, *rate)
     if count:
         merge_sums(runtime, csr, partial, grad_x_r)
     _sum_slots(slots, att_parts)
@@ -217,39 +238,32 @@ def gatv2_source(
     csr: CSR,
     grad_x_l: Tensor,
     att_parts: Tensor,
+    sums: Tensor,
     partial: Tensor,
-    terms: Tensor,
-    grad: Tensor,
     x_l: Tensor,
     att: Tensor,
-    scores: Tensor,
-    common: Tensor,
-    more: Tensor | None,
+    terms: Tensor,
     signs: Tensor,
     heads: int,
     num_loops: int,
     slope: float,
-    dropout: float,
-    seed: Tensor | None,
 ) -> None:
-    """Writes the gradients on the side of the sources, and those of the scores to ``terms``."""
+    """Adds the gradient of the scores to that of the values, which ``sums`` hold."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = x_l.size(0), row_width(x_l)
     if not rows or not width:
         att_parts.zero_()
         return
     count, channels = tiles.size(0), width // heads
-    plan = head_layout(heads, channels, grad, x_l, att, grad_x_l)
-    laden = seed is not None or more is not None
-    speed = pace("gatv2_source", plan, grad, idx.numel(), rows, with_more=laden)
-    flags = {"LOOPS": num_loops >= 0, "DROPOUT": seed is not None, "MORE": more is not None}
-    macros = specialise(types_of(x_l, rowptr), plan, speed, **flags)
+    plan = head_layout(heads, channels, x_l, att, grad_x_l)
+    speed = pace("gatv2_source", plan, x_l, idx.numel(), rows)
+    macros = specialise(types_of(x_l, rowptr), plan, speed, LOOPS=num_loops >= 0)
     blocks = _slots(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
-    read = (rowptr, idx, perm, tiles, grad, x_l, att, scores, common, more, signs, seed)
-    written = (terms, grad_x_l, slots, partial)
-    sizes = (rows, count, split, num_loops, heads, channels, slope, *drop(dropout))
-    _SOURCE(runtime, macros, (blocks, plan.slices), THREADS, *read, *written, *sizes)
+    read = (rowptr, idx, perm, tiles, terms, signs, x_l, att, sums)
+    sizes = (rows, count, split, num_loops, heads, channels, slope)
+    grid = blocks, plan.slices
+    _SOURCE(runtime, macros, grid, THREADS, *read, grad_x_l, slots, partial, *sizes)
     _sum_slots(slots, att_parts)
     if count:
         merge_sums(runtime, csr, partial, grad_x_l)

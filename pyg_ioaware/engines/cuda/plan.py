@@ -229,10 +229,10 @@ def _pace(
         batch, resident = _ATTENTION[kernel, size][length]
         return Pace(batch, max(1, resident - more - 2 * narrow))
     # Lanes hold numbers as they are stored, or in the type of sums.
-    words = vec * vectors * (max(size, 4) if kernel.startswith("gatv2") else size) // 4
-    if kernel == "gatv2_target":  # which gathers no rows
+    words = vec * vectors * (size if kernel.startswith("transformer") else max(size, 4)) // 4
+    if kernel in _ORDERED:
         return Pace(8, 8 if size <= 4 and vectors == 1 else 1)
-    if kernel.startswith("gatv2"):
+    if not kernel.startswith("transformer"):
         batch = _most(words * (1 + features), 0, 8, 16)
     else:
         batch = _most(words, 2, 2 if length == 0 else 4, 8)
@@ -246,17 +246,20 @@ _ATTENTION = {
     ("gatv2", 2): ((4, 7), (4, 7), (4, 7)),
     ("gatv2_kept", 4): ((4, 9), (4, 9), (8, 6)),
     ("gatv2_kept", 2): ((4, 7), (4, 7), (4, 7)),
-    ("gatv2_source", 4): ((4, 7), (8, 5), (8, 5)),
-    ("gatv2_source", 2): ((4, 6), (4, 6), (8, 4)),
-    ("gatv2_target", 4): ((4, 16), (8, 12), (16, 12)),
-    ("gatv2_target", 2): ((4, 16), (8, 12), (16, 12)),
+    ("attention_values", 4): ((4, 8), (4, 8), (8, 6)),
+    ("attention_values", 2): ((4, 6), (4, 6), (4, 6)),
+    ("gatv2_target", 4): ((4, 12), (8, 12), (8, 12)),
+    ("gatv2_target", 2): ((4, 12), (8, 10), (8, 10)),
+    ("gatv2_source", 4): ((4, 12), (8, 12), (8, 12)),
+    ("gatv2_source", 2): ((4, 12), (8, 12), (16, 8)),
     ("transformer", 4): ((2, 12), (4, 1), (4, 1)),
     ("transformer", 2): ((2, 10), (4, 8), (4, 8)),
-    ("transformer_source", 4): ((2, 8), (4, 6), (8, 4)),
-    ("transformer_source", 2): ((2, 8), (4, 5), (4, 5)),
-    ("transformer_target", 4): ((2, 12), (4, 8), (4, 8)),
-    ("transformer_target", 2): ((4, 12), (4, 12), (8, 8)),
+    ("transformer_target", 4): ((2, 8), (8, 8), (8, 8)),
+    ("transformer_target", 2): ((4, 10), (8, 8), (8, 8)),
+    ("transformer_source", 4): ((2, 8), (4, 8), (8, 8)),
+    ("transformer_source", 2): ((2, 8), (8, 6), (8, 6)),
 }
+_ORDERED = ("gatv2_target", "gatv2_source")  # gather no rows
 
 
 def _most(words: int, eight: int, four: int, two: int) -> int:

@@ -1,5 +1,7 @@
 """Gradients of reduce on CUDA: see kernels/reduce_backward.cu."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -105,7 +107,7 @@ def reduce_gather(
 
 
 # By device and stream: none is handed out twice, and each was set on the stream that reads it.
-_flags: dict[tuple[torch.device, int], list[Tensor]] = {}
+_flags: dict[tuple[torch.device, int], tuple[Tensor, Iterator[int]]] = {}
 
 
 def _flag(runtime: Runtime, x: Tensor) -> Tensor:
@@ -113,13 +115,14 @@ def _flag(runtime: Runtime, x: Tensor) -> Tensor:
     device = x.device
     if is_capturing(device):  # each replay has to set it anew
         return torch.zeros(1, dtype=torch.int32, device=device)
-    left = _flags.setdefault((device, runtime.stream(max(x.get_device(), 0))), [])
-    try:
-        return left.pop()
-    except IndexError:
-        flag, *more = torch.zeros(_FLAGS, dtype=torch.int32, device=device).unbind()
-        left.extend(more)
-        return flag
+    key = device, runtime.stream(max(x.get_device(), 0))
+    flags, left = _flags.get(key, (x, iter(())))
+    at = next(left, None)
+    if at is None:
+        flags = torch.zeros(_FLAGS, dtype=torch.int32, device=device)
+        _flags[key] = flags, iter(range(1, _FLAGS))
+        at = 0
+    return flags[at : at + 1]
 
 
 def _scan(

@@ -1,4 +1,4 @@
-"""transformer on CUDA: see kernels/transformer.cu, transformer_source.cu, and so on."""
+"""transformer on CUDA: see kernels/transformer.cu, transformer_target.cu, transformer_source.cu."""
 
 from torch import Tensor
 
@@ -23,29 +23,32 @@ _FORWARD = Kernel(
         *(*ROWS, *SHAPE, ("dim", "i32"), ("scale", "f64"), *DROPOUT),
     ],
 )
-_MORE = Kernel(
-    "transformer_edges",
-    "transformer_more",
+_BY_TARGET = [*GRAPH, ("scores", "A*"), ("stats", "A*")]
+_SIZES = [*ROWS, *SHAPE, ("dim", "i32")]
+_DELTA = Kernel(
+    "transformer_target",
+    "transformer_delta",
     [
-        *(*GRAPH, ("grad_edge", "T*"), ("grad_weights", "A*"), ("attr", "T*")),
-        *(("seed", "i64*"), ("more", "A*"), *ROWS, *SHAPE, ("dim", "i32"), *DROPOUT),
+        *(*_BY_TARGET, ("grad_weights", "A*"), ("grad_edge", "T*"), ("attr", "T*")),
+        *(("seed", "i64*"), ("terms", "A*"), ("partial_delta", "A*"), *_SIZES, *DROPOUT),
     ],
 )
 _TARGET = Kernel(
     "transformer_target",
     "transformer_target",
     [
-        *(*GRAPH, ("key", "T*"), ("attr", "T*"), ("terms", "A*"), ("grad_query", "T*")),
-        *(("grad_edge_query", "T*"), ("partial", "A*"), ("partial_edge", "A*")),
-        *(*ROWS, *SHAPE, ("dim", "i32"), ("scale", "f64")),
+        *(*_BY_TARGET, ("grad_weights", "A*"), ("delta", "A*"), ("grad_edge", "T*")),
+        *(("key", "T*"), ("attr", "T*"), ("seed", "i64*"), ("terms", "A*")),
+        *(("grad_query", "T*"), ("grad_edge_query", "T*"), ("partial", "A*")),
+        *(("partial_edge", "A*"), *_SIZES, ("scale", "f64"), *DROPOUT),
     ],
 )
 _ATTR = Kernel(
-    "transformer_edges",
+    "transformer_target",
     "transformer_attr",
     [
-        *(*GRAPH, ("scores", "A*"), ("stats", "A*"), ("grad_edge", "T*"), ("edge_query", "T*")),
-        *(("seed", "i64*"), ("terms", "A*"), ("grad_attr", "T*"), *ROWS),
+        *(*_BY_TARGET, ("grad_edge", "T*"), ("edge_query", "T*"), ("seed", "i64*")),
+        *(("terms", "A*"), ("grad_attr", "T*"), *ROWS),
         *(("heads", "i32"), ("dim", "i32"), ("scale", "f64"), *DROPOUT),
     ],
 )
@@ -53,10 +56,8 @@ _SOURCE = Kernel(
     "transformer_source",
     "transformer_source",
     [
-        *(*GRAPH, ("grad", "T*"), ("query", "T*"), ("value", "T*"), ("scores", "A*")),
-        *(("common", "A*"), ("more", "A*"), ("seed", "i64*"), ("terms", "A*")),
-        *(("grad_value", "T*"), ("grad_key", "T*"), ("partial", "A*")),
-        *(*ROWS, *SHAPE, ("scale", "f64"), *DROPOUT),
+        *(*GRAPH, ("query", "T*"), ("terms", "A*"), ("grad_key", "T*"), ("partial", "A*")),
+        *(*ROWS, *SHAPE, ("scale", "f64")),
     ],
 )
 
@@ -111,43 +112,21 @@ def _lanes(dim: int) -> int:
     return -(-dim // _MOST_FEATURES)
 
 
-def transformer_more(
-    runtime: Runtime,
-    csr: CSR,
-    more: Tensor,
-    grad_edge: Tensor,
-    grad_weights: Tensor | None,
-    attr: Tensor,
-    heads: int,
-    dropout: float,
-    seed: Tensor | None,
-) -> None:
-    """Writes what features and gradients of weights add to the gradient of each weight."""
-    rowptr, idx, perm, tiles, split = csr
-    rows, count, dim = rowptr.numel() - 1, tiles.size(0), attr.size(1)
-    if not rows or not heads:
-        return
-    plan = head_layout(heads, 1, attr[:0], least=_lanes(dim))
-    speed, flags = Pace(4, 1), {"DROPOUT": seed is not None}
-    macros = specialise(types_of(attr, rowptr), plan, speed, **flags, EDGE_VECS=1)
-    tables = (rowptr, idx, perm, tiles, grad_edge, grad_weights, attr, seed, more)
-    sizes = (rows, count, split, heads, 1, dim, *drop(dropout))
-    _MORE(runtime, macros, (plan.blocks(rows + count), plan.slices), THREADS, *tables, *sizes)
-
-
 def transformer_target(
     runtime: Runtime,
     csr: CSR,
     grad_query: Tensor,
     grad_edge_query: Tensor | None,
+    terms: Tensor,
     grad_attr: Tensor | None,
     partial: Tensor,
     partial_edge: Tensor,
-    key: Tensor,
-    terms: Tensor,
+    partial_delta: Tensor,
     scores: Tensor,
-    stats: Tensor,
     grad_edge: Tensor | None,
+    grad_weights: Tensor | None,
+    key: Tensor,
+    stats: Tensor,
     attr: Tensor | None,
     edge_query: Tensor | None,
     heads: int,
@@ -155,7 +134,7 @@ def transformer_target(
     dropout: float,
     seed: Tensor | None,
 ) -> None:
-    """Writes the gradients on the side of the targets, and those of edges, from ``terms``."""
+    """Writes the gradients on the side of the targets, and those of the scores to ``terms``."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = grad_query.size(0), row_width(grad_query)
     dim = 0 if attr is None else attr.size(1)
@@ -167,14 +146,24 @@ def transformer_target(
     count, channels = tiles.size(0), width // heads
     plan = head_layout(heads, channels, key, grad_query, least=_lanes(dim))
     types = types_of(grad_query, rowptr)
-    speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0)
-    macros = specialise(types, plan, speed, EDGE_VECS=-(-dim // plan.head_lanes))
-    graph, sizes = (rowptr, idx, perm, tiles), (rows, count, split)
-    tables = (key, attr, terms, grad_query, grad_edge_query, partial, partial_edge)
+    flags = {"DROPOUT": seed is not None, "WEIGHTS": grad_weights is not None}
+    laden = seed is not None or grad_weights is not None
+    speed = pace("transformer_target", plan, key, idx.numel(), rows, dim > 0, laden)
+    macros = specialise(types, plan, speed, **flags, EDGE_VECS=-(-dim // plan.head_lanes))
+    sizes, rate = (rows, count, split), drop(dropout)
+    shape, delta = (heads, channels, dim), None
+    given = (rowptr, idx, perm, tiles, scores, stats)
+    if count:
+        args = (*given, grad_weights, grad_edge, attr, seed, terms, partial_delta)
+        grid = plan.blocks(count), plan.slices
+        _DELTA(runtime, macros, grid, THREADS, *args, *sizes, *shape, *rate)
+        delta = attention.delta_of(csr, runtime, partial_delta)
+    read = (grad_weights, delta, grad_edge, key, attr, seed)
+    outs = (terms, grad_query, grad_edge_query, partial, partial_edge)
     grid = plan.blocks(rows + count), plan.slices
     _TARGET(
-        *(runtime, macros, grid, THREADS, *graph, *tables),
-        *(*sizes, heads, channels, dim, scale),
+        *(runtime, macros, grid, THREADS, *given, *read, *outs),
+        *(*sizes, *shape, scale, *rate),
     )
     if count:
         merge_sums(runtime, csr, partial, grad_query)
@@ -182,53 +171,37 @@ def transformer_target(
             merge_sums(runtime, csr, partial_edge, grad_edge_query)
     if grad_attr is not None:
         plan = HeadLayout(1, 32, 32, 1, 1, 1, False)
-        macros = specialise(types, plan, Pace(1, 1), DROPOUT=seed is not None, EDGE_VECS=1)
-        edge_tables = (scores, stats, grad_edge, edge_query, seed, terms, grad_attr)
+        tables = (grad_edge, edge_query, seed, terms, grad_attr)
+        grid, flags = (plan.blocks(rows + count), 1), flags | {"WEIGHTS": False}
+        macros = specialise(types, plan, Pace(1, 1), **flags, EDGE_VECS=1)
         _ATTR(
-            *(runtime, macros, (plan.blocks(rows + count), 1), THREADS, *graph, *edge_tables),
-            *(*sizes, heads, dim, scale, *drop(dropout)),
+            *(runtime, macros, grid, THREADS, *given, *tables),
+            *(*sizes, heads, dim, scale, *rate),
         )
 
 
 def transformer_source(
     runtime: Runtime,
     csr: CSR,
-    grad_value: Tensor,
     grad_key: Tensor,
     partial: Tensor,
-    terms: Tensor,
-    grad: Tensor,
     query: Tensor,
-    value: Tensor,
-    scores: Tensor,
-    common: Tensor,
-    more: Tensor | None,
+    terms: Tensor,
     heads: int,
     scale: float,
-    dropout: float,
-    seed: Tensor | None,
 ) -> None:
-    """Writes the gradients of keys and values, and those of the scores to ``terms``."""
+    """Writes the gradient of the keys."""
     rowptr, idx, perm, tiles, split = csr
     rows, width = grad_key.size(0), row_width(grad_key)
-    if not rows or not heads:
+    if not rows or not width:
         return
-    if not width:
-        grad_value, grad_key, grad = one_channel(heads, grad_value, grad_key, grad)
-        query, value = one_channel(heads, query, value)
-        partial, width = partial.new_zeros(2 * tiles.size(0), heads), heads
     count, channels = tiles.size(0), width // heads
-    plan = head_layout(heads, channels, grad, query, value, grad_value, grad_key)
-    laden = seed is not None or more is not None
-    speed = pace("transformer_source", plan, grad, idx.numel(), rows, with_more=laden)
-    flags = {"DROPOUT": seed is not None, "MORE": more is not None}
-    macros = specialise(types_of(query, rowptr), plan, speed, **flags)
-    read = (rowptr, idx, perm, tiles, grad, query, value, scores, common, more, seed)
-    written = (terms, grad_value, grad_key, partial)
-    sizes = (rows, count, split, heads, channels, scale, *drop(dropout))
+    plan = head_layout(heads, channels, query, grad_key)
+    speed = pace("transformer_source", plan, query, csr.idx.numel(), rows)
+    macros = specialise(types_of(query, rowptr), plan, speed)
+    tables = (rowptr, idx, perm, tiles, query, terms, grad_key, partial)
+    sizes = (rows, count, split, heads, channels, scale)
     grid = plan.blocks(rows + count), plan.slices
-    _SOURCE(runtime, macros, grid, THREADS, *read, *written, *sizes)
+    _SOURCE(runtime, macros, grid, THREADS, *tables, *sizes)
     if count:
-        values, keys = partial.view(2, count, width)
-        merge_sums(runtime, csr, values, grad_value)
-        merge_sums(runtime, csr, keys, grad_key)
+        merge_sums(runtime, csr, partial, grad_key)

@@ -1,0 +1,106 @@
+// attention_values — the gradient of the values, and what that of the scores is made of.
+// Maths     grad_value[j] = sum_k weight_k * grad[idx[k]]; terms[perm[k]] = <grad[idx[k]], value[j]>
+//           over the edges k from source j, weight_k the softmax of scores, through dropout
+// Shapes    grad [N, H*C]  value [S, H*C]  scores, terms [E + L, H] (acc_t)  stats [N, 2*H] (acc_t)
+//           rows and tiles by source, perm the positions by target; partial [T, H*C] (acc_t)
+//           grad_value [S, H*C] or null, else sums, the same in acc_t
+// Mapping   all heads of a row or tile in LANES lanes (heads.cuh), more heads by blockIdx.y
+// Traffic   gathers E rows of grad, of scores and of stats, and writes terms at E places
+// Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge; terms as in gatv2.cu
+// Limits    VEC divides C
+#include "common/edges.cuh"
+#include "common/philox.cuh"
+
+struct Values {
+  const Edges& edges;
+  const Place& place;
+  const Dropout& dropout;
+  const index_t *idx, *perm;
+  const scalar_t* grad;
+  const acc_t *scores, *stats;
+  acc_t* terms;
+  acc_t value[NV][VEC], sum[NV][VEC];
+  position_t next[BATCH];  // positions of the lane's edges of the next batch
+  index_t next_row[BATCH];  // and their targets
+
+  DEVICE_MEMBER void fetch(position_t k) {
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      const position_t at = k + place.own_edge(i);
+      next[i] = edges.find(idx, perm, at);
+      next_row[i] = at < edges.end ? __ldg(idx + at) : edges.row;
+    }
+  }
+  template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
+    index_t source[BATCH];
+    spread<FULL>(mine, source);
+    position_t own[BATCH];
+    acc_t weights[SLOTS][BATCH], top[SLOTS][BATCH], inverse[SLOTS][BATCH];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      own[i] = next[i];
+#pragma unroll
+      for (int s = 0; s < SLOTS; s++) {
+        const acc_t* row = in_row(stats, next_row[i], 2 * place.heads, place.head_of(s));
+        const bool has = exists(own[i], s);
+        weights[s][i] = has ? __ldg(at(scores, own[i], s)) : 0;
+        top[s][i] = has ? __ldg(row) : 0, inverse[s][i] = has ? __ldg(row + place.heads) : 0;
+      }
+    }
+    fetch(k + BATCH);
+    Packed rows[BATCH][NV];
+    load_rows<FULL>(grad, source, place, rows);
+    acc_t dots[SLOTS][BATCH] = {};
+    add_dots(value, rows, dots);
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) {
+      combine<HEAD_LANES>(dots[s], place.sub, Plus());
+#pragma unroll
+      for (int i = 0; i < OWN; i++) {
+        weights[s][i] = exp(weights[s][i] - top[s][i]) * inverse[s][i];
+        if (exists(own[i], s) && place.writes(s)) *at(terms, own[i], s) = dots[s][i];
+#if DROPOUT
+        weights[s][i] *= dropout.factor(own[i], place.head_of(s));
+#endif
+      }
+    }
+    add_weighted(sum, weights, rows);
+  }
+
+ private:
+  DEVICE_MEMBER bool exists(position_t position, int s) const {
+    return position != NOWHERE && place.has(s);
+  }
+  template <class T> DEVICE_MEMBER T* at(T* table, position_t position, int s) const {
+    return in_row(table, position, place.heads, place.head_of(s));
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    attention_values(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
+                     const index_t* __restrict__ perm, const long long* __restrict__ tiles,
+                     const scalar_t* __restrict__ grad, const scalar_t* __restrict__ value,
+                     const acc_t* __restrict__ scores, const acc_t* __restrict__ stats,
+                     const long long* __restrict__ seed, scalar_t* __restrict__ grad_value,
+                     acc_t* __restrict__ sums, acc_t* __restrict__ terms,
+                     acc_t* __restrict__ partial, long long num_rows, long long num_tiles,
+                     long long split, long long num_loops, int heads, int channels,
+                     long long threshold, double keep) {
+  const Graph graph = {rowptr, idx, tiles, num_rows, num_tiles, split, num_loops};
+  const Edges edges(graph, group_of_launch());
+  if (!any_group(edges.row >= 0)) return;
+  const Place place(heads, channels);
+  const Dropout dropout = {seed, threshold, (acc_t)keep};
+  Values step = {edges, place, dropout, idx, perm, grad, scores, stats, terms};
+  load_row(value, edges.row, place, step.value);
+  clear(step.sum);
+  step.fetch(edges.begin);
+  walk(edges, idx, step);
+  if (edges.row < 0) return;
+  if (edges.part >= 0)
+    store_partial(partial, edges.part, place, step.sum);
+  else if (grad_value == nullptr)
+    store_partial(sums, edges.row, place, step.sum);
+  else
+    store_row(grad_value, edges.row, place, step.sum);
+}
