@@ -240,9 +240,8 @@ def gatv2(
         keeps=keeps_scores(x_l.device, edges is not None),
     )
     attr, loop_attr, lin = attention.edge_operands(edges, work)
-    more = attention.lacking(x_r, work, adj)
-    if more and lin is not None:
-        lin = attention.filled(lin.unflatten(0, x_r.shape[1:]).mT, more).mT.flatten(0, 1)
+    # An infinite feature of an edge times a channel of zeros would be NaN.
+    more = attention.lacking(x_r, work, adj) if lin is None else 0
     rows = (attention.filled(cast(x, work), more) for x in (x_l, x_r, att))
     out, weights = GATv2.apply(  # type: ignore[no-untyped-call]
         *rows, attr, loop_attr, lin, options

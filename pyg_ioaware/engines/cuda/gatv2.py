@@ -23,7 +23,8 @@ from pyg_ioaware.graph.csr import CSR
 _LIN_DEPTH = 4  # features of edges that a block of gatv2_lin takes
 _MOST_LIN_SLOTS = 512
 MOST_SLOTS = 8192  # blocks of a launch that sums gradients of parameters
-_SUMMED = 64  # of their sums, by one thread
+_SUMMED = 64  # of their sums, by one thread, where there are many
+_MANY_SLOTS = 1024
 
 _EDGES = [("attr", "T*"), ("loop_attr", "T*"), ("lin", "T*")]
 _ROWS = [*ROWS, ("num_loops", "i64")]
@@ -215,14 +216,14 @@ def gatv2_target(
 
 
 def _slots(plan: HeadLayout, items: int) -> int:
-    """Returns how many blocks take so many items, and each write sums: some multiple."""
+    """Returns how many blocks take so many items, and each write sums: if many, a multiple."""
     blocks = min(MOST_SLOTS, plan.blocks(items))
-    return blocks if blocks <= _SUMMED else -(-blocks // _SUMMED) * _SUMMED
+    return blocks if blocks < _MANY_SLOTS else -(-blocks // _SUMMED) * _SUMMED
 
 
 def _sum_slots(slots: Tensor, out: Tensor) -> None:
     """Writes the sum over rows: of many by parts, for few columns are few threads."""
-    if slots.size(0) % _SUMMED == 0:
+    if slots.size(0) >= _MANY_SLOTS:
         slots = slots.view(-1, _SUMMED, out.numel()).sum(1)
     torch.sum(slots, 0, keepdim=True, out=out)
 
