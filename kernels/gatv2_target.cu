@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Place place(heads, channels);
   const Dropout dropout = {seed, threshold, (acc_t)keep};
   Target target = {edges, place, dropout, {scores, stats, grad_weights, nullptr, terms}, idx};
-  sum_tile<AFTER>(target, partial_delta, NoMore());
+  const NoMore none = {};
+  sum_tile<AFTER>(target, partial_delta, none);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)

@@ -56,7 +56,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const long long own = (edges.row < 0 ? 0 : edges.row) * (long long)heads * dim;
   sum_tile<AFTER>(target, partial_delta, EdgeDots{edges, place, operands, grad_edge + own});
 #else
-  sum_tile<AFTER>(target, partial_delta, NoMore());
+  const NoMore none = {};
+  sum_tile<AFTER>(target, partial_delta, none);
 #endif
 }
 

@@ -141,17 +141,19 @@ def compile_attention(
         torch.ones(n, heads, channels, device=device, dtype=dtype, requires_grad=True)
         for n in (adj.num_src, adj.num_dst)
     )
-    found = []
     for num_loops in (-1, min(adj.num_src, adj.num_dst)):  # on a GPU these are other kernels
         edges = None
         if edge_attr:
             loops = None if num_loops < 0 else x.new_ones(num_loops, 1)
             features = x.new_ones(adj.num_edges, 1), loops, x.new_ones(heads * channels, 1)
             edges = ops.EdgeFeatures(*features)
-        found.append(ops.gatv2(x, y, x[0], adj, num_loops=num_loops, edges=edges)[0])
-        if num_loops < 0:
-            found.append(ops.transformer(y, x, x, adj, edges=edges)[0])
-    torch.stack(found).sum().backward()
+        for trains in (True, False):  # what is kept for gradients is written by other kernels
+            with torch.set_grad_enabled(trains):
+                outs = [ops.gatv2(x, y, x[0], adj, num_loops=num_loops, edges=edges)[0]]
+                if num_loops < 0:
+                    outs.append(ops.transformer(y, x, x, adj, edges=edges)[0])
+                if trains:
+                    torch.stack(outs).sum().backward()
 
 
 _FEW = 768  # edges; a multiple of the mean numbers at which other kernels are chosen

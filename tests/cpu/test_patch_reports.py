@@ -252,6 +252,8 @@ def test_prepared_attention_compiles_nothing_more(make, edge_dim):
     conv = make(C, 16, heads=2, edge_dim=edge_dim)
     with pyg_ioaware.patched(strict=True):
         conv(X, EDGES, edge_attr).sum().backward()
+        with torch.no_grad():
+            conv(X, EDGES, edge_attr)
     assert [set(m._entry._compiled) for m in modules] == before
     assert all(before[: 4 if with_edges else 3])
 
