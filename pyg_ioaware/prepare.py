@@ -65,10 +65,11 @@ def prepare(
         )
     device = adj.by_target.rowptr.device
     _ = adj.by_source_in_place, adj.places if gathers(device) else None
-    if compile:
-        compile_kernels(device, width=width, like=adj)
-    if attention is not None:
-        compile_attention(device, *attention, edge_attr=edge_attr, like=adj)
+    with torch.inference_mode(False), torch.enable_grad():  # whatever the mode of the caller
+        if compile:
+            compile_kernels(device, width=width, like=adj)
+        if attention is not None:
+            compile_attention(device, *attention, edge_attr=edge_attr, like=adj)
 
 
 def _check_attention(attention: Any, edge_attr: Any) -> None:

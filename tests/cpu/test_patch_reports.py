@@ -258,6 +258,14 @@ def test_prepared_attention_compiles_nothing_more(make, edge_dim):
     assert all(before[: 4 if with_edges else 3])
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_prepare_in_a_mode_without_gradients(mode):
+    with mode():
+        pyg_ioaware.prepare(EDGES, N, attention=(2, 16), edge_attr=True)
+    with pyg_ioaware.patched(strict=True):
+        GATv2Conv(C, 16, heads=2)(X, EDGES).sum().backward()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
