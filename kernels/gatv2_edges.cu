@@ -1,8 +1,8 @@
 // gatv2_lin, gatv2_attr — gradients of the map of edge features, and of the features.
-// Maths     G[k, f] = s_k * leaky'(z[k, f]), from terms and signs as gatv2_target left them
+// Maths     G[k, f] = s_k * leaky'(z[k, f]), from terms, as gatv2_target left them, and signs
 //           slots sum to attr' G        grad_attr[k, d] = sum_f G[k, f] * att[f] * lin[d, f]
 // Shapes    attr, grad_attr [E, D]  loop_attr, grad_loop [L, D] or null  lin [D, H*C]  att [H*C]
-//           terms [E + L, H] (acc_t)  signs [E + L, H * ceil(C / 8)] bytes  perm [E] or null
+//           terms [E + L, H] (acc_t)  signs as in gatv2.cu  perm [E] or null
 //           slots [blocks, D, H*C] (double)
 // Mapping   lin: a block for a range of positions, 32 * VEC features and 4 of D (blockIdx.y)
 //           attr: a warp for BATCH positions, all features in its lanes

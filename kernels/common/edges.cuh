@@ -80,8 +80,8 @@ DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
   return FULL ? ~0u : used;
 }
 
-// Calls step.full(k, mine) or step.some(k, mine) for each batch of an item's edges, with the next
-// batch's indices on their way.
+// Calls step.batch<FULL>(k, mine) for each batch of an item's edges, with the next batch's indices
+// on their way.
 template <class Step> DEVICE void walk(const Edges& edges, const index_t* idx, Step& step) {
   index_t next[LOADS];
   edges.fetch(idx, edges.begin, next);

@@ -67,7 +67,8 @@ class Engine(Protocol):
     split: int  # rows with more edges are split into tiles of about so many
     broken: dict[torch.dtype, str]  # why nothing of a dtype runs: a kernel could not be compiled
     gathers: bool  # whether it takes gradients of sources from the rows by source only
-    keeps_scores: bool  # whether scores with edge features are kept for the backward pass
+    # Whether scores with edge features are kept for the backward pass; all are where it gathers.
+    keeps_scores: bool
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
         """Run ``kernel`` on the structure ``csr``, writing to the output arguments."""
