@@ -217,3 +217,42 @@ def test_a_row_of_the_largest_scores_alone(engine: CUDAEngine, op: str) -> None:
         given = [None if t is None else 1e4 * t for t in case.make(adj, torch.float32)]
         for mine in case.results(None, given, adj, torch.float32):
             assert mine.isfinite().all()
+
+
+@pytest.mark.parametrize("num_loops", [0, 1, 5])
+def test_fewer_loops_than_nodes(engine: CUDAEngine, num_loops: int) -> None:
+    case = Case("gatv2", 3, 12, dropout=0.3, weights=True)
+    for adj in adjacencies("hubs", engine):
+        options = replace(case.options(adj), num_loops=num_loops)
+        given = [t for t in case.make(adj, torch.float64) if t is not None]
+        found = []
+        for op in (GATv2.apply, lambda *operands: reference.gatv2(operands[-1], *operands[:-1])):
+            leaves = [t.clone().requires_grad_() for t in given]
+            out, weights = op(*leaves, None, None, None, options)
+            weights = weights[options.used()]
+            loss = out.square().sum() + weights.square().sum()
+            found.append([out, weights, *torch.autograd.grad(loss, leaves)])
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", ["gatv2_all", "transformer_all"])
+def test_backward_again_and_for_some_operands(engine: CUDAEngine, name: str) -> None:
+    """What a pass writes in place is its own, and no gradient depends on who else needs one."""
+    case, adj = CASES[name], next(adjacencies("hubs", engine))
+    op, options = (GATv2 if case.op == "gatv2" else Transformer), case.options(adj)
+
+    def loss(given: list[Tensor | None]) -> Tensor:
+        found = [t for t in op.apply(*given, options) if t is not None]
+        found[-1] = found[-1][options.used()]
+        return torch.stack([t.square().sum() for t in found]).sum()
+
+    made = case.make(adj, torch.float32)
+    given = [None if t is None else t.requires_grad_() for t in made]
+    leaves = [t for t in given if t is not None]
+    total = loss(given)
+    first = torch.autograd.grad(total, leaves, retain_graph=True)
+    again = torch.autograd.grad(total, leaves)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    for leaf, expected in zip(leaves, first, strict=True):
+        alone = [None if t is None else t if t is leaf else t.detach() for t in given]
+        assert torch.equal(torch.autograd.grad(loss(alone), leaf)[0], expected)
