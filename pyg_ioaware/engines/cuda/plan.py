@@ -178,8 +178,8 @@ def pace(
     r"""Chooses how many edges a kernel takes at once.
 
     More edges at once hide more of the memory's latency, but need registers, and most of a batch
-    is empty where rows are shorter. The numbers are the fastest on an H200 of those that do not
-    spill; of wide rows, those that fit.
+    is empty where rows are shorter. The numbers are the fastest on an H200, some of which spill a
+    few registers (``registers.csv`` tells); of wide rows, those that fit.
 
     Args:
         kernel (str): Its name.
