@@ -138,9 +138,10 @@ def gatv2_backward(
     if lin is not None:
         lin_parts = _parameter_sums(x_r, count, dim, width)
     written = (att_parts, lin_parts, grad_attr, grad_loop)
-    source_count = slots(x_l, idx.size(0) + x_l.size(0))
+    source_count = slots(x_l, idx.size(0) + x_l.size(0)) if needs_source else 0
     source_parts = _parameter_sums(x_l, source_count, width)
     parts = [partials(x_r, tiles, w, sums) for w in (width, heads)]
+    grad_x_r = allocate(x_r, *x_r.shape)
     if gathers(x_r.device):
         assert scores is not None, "scores were not kept"
         terms, grad_x_l = allocate(x_r, positions, heads, dtype=sums), allocate(x_l, *x_l.shape)
@@ -152,7 +153,6 @@ def gatv2_backward(
             *(values, terms, value_parts, grad, x_l, scores, stats),
             *(heads, num_loops, dropout, seed, True),
         )
-        grad_x_r = allocate(x_r, *x_r.shape)
         launch(
             "gatv2_target",
             by_target,
@@ -167,7 +167,6 @@ def gatv2_backward(
                 *(heads, num_loops, slope),
             )
     else:
-        grad_x_r = allocate(x_r, *x_r.shape)
         terms = allocate(x_r, positions, 2, heads, dtype=sums)
         if signs is None:
             signs = allocate(x_r, positions, sign_bytes(x_r, heads), dtype=torch.uint8)

@@ -124,10 +124,8 @@ def transformer_backward(
     if gathers(query.device):
         assert scores is not None, "scores were not kept"
         terms = allocate(query, idx.size(0), heads, dtype=sums)
-        grad_value, source_parts = (
-            allocate(key, *key.shape),
-            partials(key, source_tiles, width, sums),
-        )
+        grad_value = allocate(key, *key.shape)
+        source_parts = partials(key, source_tiles, width, sums)
         launch(
             "attention_values",
             by_source,

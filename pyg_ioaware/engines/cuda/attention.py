@@ -107,7 +107,7 @@ def attention_values(
         merge_sums(runtime, csr, partial, sums)
 
 
-def delta_of(csr: CSR, runtime: Runtime, partial_delta: Tensor) -> Tensor:
+def delta_of(runtime: Runtime, csr: CSR, partial_delta: Tensor) -> Tensor:
     """Returns delta of split rows from the parts of their tiles."""
     delta = partial_delta.new_empty(csr.rowptr.numel() - 1, partial_delta.size(1))
     merge_sums(runtime, csr, partial_delta, delta)

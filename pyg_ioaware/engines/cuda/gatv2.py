@@ -180,7 +180,7 @@ def gatv2_target(
     if count:
         grid = plan.blocks(count), plan.slices
         _DELTA(runtime, macros, grid, THREADS, *given, seed, terms, partial_delta, *sizes, *rate)
-        delta = attention.delta_of(csr, runtime, partial_delta)
+        delta = attention.delta_of(runtime, csr, partial_delta)
     blocks = _slots(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
     args = (*given, delta, signs, x_r, att, seed, terms, grad_x_r, slots, partial)

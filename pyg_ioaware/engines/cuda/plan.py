@@ -228,14 +228,12 @@ def _pace(
     if lean and vec * size == _WIDEST:
         batch, resident = _ATTENTION[kernel, size][length]
         return Pace(batch, max(1, resident - more - 2 * narrow))
-    # Lanes hold numbers as they are stored, or in the type of sums.
-    words = vec * vectors * (size if kernel.startswith("transformer") else max(size, 4)) // 4
     if kernel in _ORDERED:
         return Pace(8, 8 if size <= 4 and vectors == 1 else 1)
-    if not kernel.startswith("transformer"):
-        batch = _most(words * (1 + features), 0, 8, 16)
-    else:
-        batch = _most(words, 2, 2 if length == 0 else 4, 8)
+    if kernel.startswith("transformer"):  # whose lanes hold numbers as they are stored
+        batch = _most(vec * vectors * size // 4, 2, 2 if short else 4, 8)
+    else:  # or in the type of sums
+        batch = _most(vec * vectors * max(size, 4) // 4 * (1 + features), 0, 8, 16)
     return Pace(batch, 4 if size <= 4 and not features else 1)
 
 

@@ -157,7 +157,7 @@ def transformer_target(
         args = (*given, grad_weights, grad_edge, attr, seed, terms, partial_delta)
         grid = plan.blocks(count), plan.slices
         _DELTA(runtime, macros, grid, THREADS, *args, *sizes, *shape, *rate)
-        delta = attention.delta_of(csr, runtime, partial_delta)
+        delta = attention.delta_of(runtime, csr, partial_delta)
     read = (grad_weights, delta, grad_edge, key, attr, seed)
     outs = (terms, grad_query, grad_edge_query, partial, partial_edge)
     grid = plan.blocks(rows + count), plan.slices
