@@ -42,8 +42,8 @@ struct Values {
 #pragma unroll
       for (int s = 0; s < SLOTS; s++) {
         const acc_t* row = in_row(stats, next_row[i], 2 * place.heads, place.head_of(s));
-        const bool has = exists(own[i], s);
-        weights[s][i] = has ? __ldg(at(scores, own[i], s)) : 0;
+        const bool has = has_number(own[i], place, s);
+        weights[s][i] = has ? __ldg(number_at(scores, own[i], place, s)) : 0;
         top[s][i] = has ? __ldg(row) : 0, inverse[s][i] = has ? __ldg(row + place.heads) : 0;
       }
     }
@@ -58,21 +58,14 @@ struct Values {
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
         weights[s][i] = exp(weights[s][i] - top[s][i]) * inverse[s][i];
-        if (exists(own[i], s) && place.writes(s)) *at(terms, own[i], s) = dots[s][i];
+        if (has_number(own[i], place, s) && place.writes(s))
+          *number_at(terms, own[i], place, s) = dots[s][i];
 #if DROPOUT
         weights[s][i] *= dropout.factor(own[i], place.head_of(s));
 #endif
       }
     }
     add_weighted(sum, weights, rows);
-  }
-
- private:
-  DEVICE_MEMBER bool exists(position_t position, int s) const {
-    return position != NOWHERE && place.has(s);
-  }
-  template <class T> DEVICE_MEMBER T* at(T* table, position_t position, int s) const {
-    return in_row(table, position, place.heads, place.head_of(s));
   }
 };
 

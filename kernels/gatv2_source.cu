@@ -55,10 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       for (int i = 0; i < OWN; i++) {
         const position_t own = edges.find(idx, perm, k + place.own_edge(i));
 #pragma unroll
-        for (int s = 0; s < SLOTS; s++)
-          slopes[s][i] = own != NOWHERE && place.has(s)
-                             ? __ldg(in_row(terms, own, heads, place.head_of(s)))
-                             : 0;
+        for (int s = 0; s < SLOTS; s++) slopes[s][i] = load_number(terms, own, place, s);
       }
       signed_sums.add(slopes, words, place);
     }
@@ -77,10 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         sum[n][v] = fma(vector[n][v], rise, sum[n][v]);
       }
     att_sums.add(x, signed_sums.rise);
-    if (edges.part >= 0)
-      store_partial(partial, edges.part, place, sum);
-    else
-      store_row(grad_x_l, edges.row, place, sum);
+    store_sums(grad_x_l, partial, edges, place, sum);
   }
   att_sums.store(slots, place);
 }

@@ -87,10 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         vector[n][v] *= sums.rise[n][v];
       }
     att_sums.add(x, sums.rise);
-    if (edges.part >= 0)
-      store_partial(partial, edges.part, place, vector);
-    else
-      store_row(grad_x_r, edges.row, place, vector);
+    store_sums(grad_x_r, partial, edges, place, vector);
   }
   att_sums.store(slots, place);
 }

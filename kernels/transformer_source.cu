@@ -30,9 +30,7 @@ struct BackwardSource {
     for (int s = 0; s < SLOTS; s++)
 #pragma unroll
       for (int i = 0; i < OWN; i++)
-        slopes[s][i] = next[i] != NOWHERE && place.has(s)
-                           ? __ldg(in_row(terms, next[i], place.heads, place.head_of(s)))
-                           : 0;
+        slopes[s][i] = load_number(terms, next[i], place, s);
     fetch(k + BATCH);
     Packed rows[BATCH][NV];
     load_rows<FULL>(query, source, place, rows);
@@ -60,8 +58,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   for (int n = 0; n < NV; n++)
 #pragma unroll
     for (int v = 0; v < VEC; v++) step.sum[n][v] *= (acc_t)scale;
-  if (edges.part >= 0)
-    store_partial(partial, edges.part, place, step.sum);
-  else
-    store_row(grad_key, edges.row, place, step.sum);
+  store_sums(grad_key, partial, edges, place, step.sum);
 }

@@ -128,10 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   for (int n = 0; n < NV; n++)
 #pragma unroll
     for (int v = 0; v < VEC; v++) step.sum[n][v] *= (acc_t)scale;
-  if (edges.part >= 0)
-    store_partial(partial, edges.part, place, step.sum);
-  else
-    store_row(grad_query, edges.row, place, step.sum);
+  store_sums(grad_query, partial, edges, place, step.sum);
 #if EDGES
 #pragma unroll
   for (int s = 0; s < SLOTS; s++)

@@ -41,8 +41,7 @@ template <class Op> struct Attend {
         weights[s][i] = FULL || used >> u & 1 ? op.score(weights[s][i]) : -INF;
 #if KEEP
         if ((FULL || used >> u & 1) && place.writes(s))
-          *in_row(kept.scores, edges.position(k + u), place.heads, place.head_of(s)) =
-              weights[s][i];
+          *number_at(kept.scores, edges.position(k + u), place, s) = weights[s][i];
 #endif
       }
       change[s] = softmax[s].add(weights[s]);

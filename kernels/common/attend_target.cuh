@@ -39,16 +39,9 @@ struct Target {
     }
   }
 
-  // Where weights, scores and terms have the number of a position and head.
-  template <class T> DEVICE_MEMBER T* at(T* table, position_t position, int s) const {
-    return in_row(table, position, place.heads, place.head_of(s));
-  }
-  DEVICE_MEMBER bool exists(position_t position, int s) const {
-    return position != NOWHERE && place.has(s);
-  }
   DEVICE_MEMBER acc_t weight(position_t position, int s) const {
-    const bool has = exists(position, s);
-    const acc_t score = has ? __ldg(at(tables.scores, position, s)) : 0;
+    const bool has = has_number(position, place, s);
+    const acc_t score = has ? __ldg(number_at(tables.scores, position, place, s)) : 0;
     return has ? exp(score - top[s]) * inverse[s] : 0;
   }
 
@@ -60,7 +53,7 @@ struct Target {
     const acc_t factor = 1;
 #endif
 #if WEIGHTS
-    const acc_t given = *at(tables.grad_weights, position, s);
+    const acc_t given = *number_at(tables.grad_weights, position, place, s);
     return AFTER_DROPOUT ? (t + given) * factor : t * factor + given;
 #else
     return t * factor;
@@ -102,7 +95,8 @@ struct Target {
           const position_t edge = k + place.own_edge(i);
           own[i] = edge < stop ? edges.find(idx, nullptr, edge) : NOWHERE;
           weights[i] = weight(own[i], s), t[i] = term(own[i], s);
-          if (CHANGES && exists(own[i], s)) t[i] = change<AFTER_DROPOUT>(own[i], s, t[i] + parts[s][i]);
+          if (CHANGES && has_number(own[i], place, s))
+            t[i] = change<AFTER_DROPOUT>(own[i], s, t[i] + parts[s][i]);
         }
         if (CHANGES) put(own, s, t);
         find_centre(s, weights, t);
@@ -133,7 +127,7 @@ struct Target {
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
         const position_t edge = k + place.own_edge(i), found = edges.find(idx, nullptr, edge);
-        to[s][i] = exists(found, s) ? weight(found, s) * (term(found, s) - deltas[s]) : 0;
+        to[s][i] = has_number(found, place, s) ? weight(found, s) * (term(found, s) - deltas[s]) : 0;
         own[i] = LOOPS && edge < edges.end ? edge : found;
       }
       put(own, s, to[s]);
@@ -142,14 +136,15 @@ struct Target {
 
  private:
   DEVICE_MEMBER acc_t term(position_t position, int s) const {
-    return exists(position, s) ? *at(tables.terms, position, s) : 0;
+    return has_number(position, place, s) ? *number_at(tables.terms, position, place, s) : 0;
   }
   // Writes numbers of edges once all lanes have read those before.
   DEVICE_MEMBER void put(const position_t (&own)[BATCH], int s, const acc_t (&values)[BATCH]) const {
     if (SPREAD > 1) __syncwarp();
 #pragma unroll
     for (int i = 0; i < OWN; i++)
-      if (own[i] != NOWHERE && place.writes(s)) *at(tables.terms, own[i], s) = values[i];
+      if (own[i] != NOWHERE && place.writes(s))
+        *number_at(tables.terms, own[i], place, s) = values[i];
   }
 };
 

@@ -67,6 +67,29 @@ struct Edges {
   }
 };
 
+// Whether a position has a number of a head, and where a table [E + L, H] has it.
+DEVICE bool has_number(position_t position, const Place& place, int slot) {
+  return position != NOWHERE && place.has(slot);
+}
+template <class T>
+DEVICE T* number_at(T* table, position_t position, const Place& place, int slot) {
+  return in_row(table, position, place.heads, place.head_of(slot));
+}
+
+// The number of a position and head, zero where there is none.
+DEVICE acc_t load_number(const acc_t* table, position_t position, const Place& place, int slot) {
+  return has_number(position, place, slot) ? __ldg(number_at(table, position, place, slot)) : 0;
+}
+
+// Writes the sums of an item: of a whole row to the table, of a tile to its partial.
+DEVICE void store_sums(scalar_t* table, acc_t* partial, const Edges& edges, const Place& place,
+                       const acc_t (&sums)[NV][VEC]) {
+  if (edges.part >= 0)
+    store_partial(partial, edges.part, place, sums);
+  else
+    store_row(table, edges.row, place, sums);
+}
+
 // Gives all lanes of a group all sources of a batch; returns a bit for each that is one.
 template <bool FULL>
 DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
