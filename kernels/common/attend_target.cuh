@@ -3,8 +3,8 @@
 // With a the softmax and t_k = <grad[i], value_k>, through dropout and with the gradients of the
 // weights, the gradient of score k is s_k = a_k * (t_k - delta), delta = sum_l a_l t_l. delta is
 // summed as c + sum_l a_l (t_l - c), for c the t of an edge with much of the weight: the smaller
-// the differences, the less is rounded, and where one edge takes all, or equal ones share it,
-// nothing is.
+// the differences, the less is rounded, and where one edge of a whole row takes all, or equal ones
+// share it, nothing is. Tiles of a split row add c times their weight.
 //
 // `terms` [E + L, H] hold <grad[i], value_k> at first, t_k once delta is known, s_k in the end; of
 // edges that are skipped zero.
