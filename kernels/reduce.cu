@@ -105,7 +105,8 @@ DEVICE void add_batch(Best (&best)[NV], long long k, long long begin, long long 
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
       const bool inside = f < width && (FULL || source[u] >= 0);
-      row[u][n] = inside ? load_packed(x + (long long)source[u] * width + f) : zero_packed();
+      const scalar_t* at = in_row(x, source[u], width, f);
+      row[u][n] = inside ? load_packed(at) : zero_packed();
 #if WEIGHTED
       if (inside)
         factor[u][n] = weight_of(weight, k + u, f, heads, channels);

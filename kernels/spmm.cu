@@ -36,7 +36,8 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
       const bool inside = f < width && (FULL || source[u] >= 0);
-      row[u][n] = inside ? load_packed(x + (long long)source[u] * width + f) : zero_packed();
+      const scalar_t* at = in_row(x, source[u], width, f);
+      row[u][n] = inside ? load_packed(at) : zero_packed();
 #if WEIGHTED || SCALED
       factor[u][n] = inside ? 1 : 0;  // outside the value is 0 too
 #endif
@@ -75,6 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
   const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC, channels = width / heads;
   acc_t sum[NV][VEC] = {};
+  scale = hidden(scale);
   long long k = it.begin;
   for (; k + BATCH <= it.end; k += BATCH)
     add_batch<true>(sum, k, it.end, f0, idx, x, weight, scale, width, heads, channels);

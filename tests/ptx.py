@@ -34,6 +34,7 @@ PROBES = {
         {"SCALAR": 1},
         torch.int32,
     ),
+    "hidden": Probe("vec", "hidden(a)", {**FLOAT, "VEC": 1}, torch.int32),
     "unpack_anew": Probe("vec", "unpacked_anew(a)", {**HALF, "VEC": 2}, torch.int32),
     **{
         f"best_of.{minimum}": Probe(

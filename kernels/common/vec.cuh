@@ -5,10 +5,24 @@
 
 typedef Bits<VEC * sizeof(scalar_t)>::type bits_t;
 
-// Where a number of a row is: one instruction, for the product is of two ints.
+// Keeps the compiler from looking into how a value was found.
+template <class T>
+DEVICE T hidden(T value) {
+#ifndef PORTABLE
+  if constexpr (sizeof(T) == 8)
+    asm("" : "+l"(value));
+  else
+    asm("" : "+r"(value));
+#endif
+  return value;
+}
+
+// Where a number of a row is. One instruction, as 32-bit factors are added to where the lane's
+// numbers of the first row are; compilers that see how those were found take the sum apart.
 template <class T, class Row>
 DEVICE T* in_row(T* table, Row row, int width, int offset) {
-  return (T*)((const char*)(table + offset) + (long long)row * (width * (int)sizeof(T)));
+  const int bytes = hidden(width * (int)sizeof(T));
+  return (T*)((const char*)hidden(table + offset) + (long long)row * bytes);
 }
 
 // What one access brings, not yet widened: a batch of loads is issued before the first use.
