@@ -76,7 +76,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
   const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC, channels = width / heads;
   acc_t sum[NV][VEC] = {};
-  scale = hidden(scale);
   long long k = it.begin;
   for (; k + BATCH <= it.end; k += BATCH)
     add_batch<true>(sum, k, it.end, f0, idx, x, weight, scale, width, heads, channels);
