@@ -17,12 +17,16 @@ DEVICE T hidden(T value) {
   return value;
 }
 
+DEVICE long long wide_product(int a, int b) { return (long long)a * b; }
+DEVICE long long wide_product(unsigned a, unsigned b) { return (unsigned long long)a * b; }
+DEVICE long long wide_product(long long a, long long b) { return a * b; }
+
 // Where a number of a row is. One instruction, as 32-bit factors are added to where the lane's
 // numbers of the first row are; compilers that see how those were found take the sum apart.
 template <class T, class Row>
 DEVICE T* in_row(T* table, Row row, int width, int offset) {
-  const int bytes = hidden(width * (int)sizeof(T));
-  return (T*)((const char*)hidden(table + offset) + (long long)row * bytes);
+  const Row bytes = hidden(width * (int)sizeof(T));
+  return (T*)((const char*)hidden(table + offset) + wide_product(row, bytes));
 }
 
 // What one access brings, not yet widened: a batch of loads is issued before the first use.
