@@ -128,7 +128,7 @@ CUDA = (
     ),
     Study(("sampled:169343:2300000:1024",), FOUR, modes=("host", STEP), without=SLOW),
     Study(("planted:169343:2300000",), TRAIN),
-    Study((), ("train_loader",), files=("coauthor_cs",)),
+    Study((), ("train_loader",), files=("tolokers",)),
 )
 WIDTHS, SHAPES = (64, 128, 256, 512), ("2x64", "8x32", "8x128")
 

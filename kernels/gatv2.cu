@@ -12,11 +12,10 @@
 #include "common/attend.cuh"
 #include "common/mlp.cuh"
 
-struct Forward {
-  struct Batch : Rows {
-    Signs positive;
-  };
-  Hidden& hidden;
+template <bool EXACT> struct Forward {
+  typedef Rows Batch;
+  enum { RETRIES = !EXACT };
+  Hidden<EXACT>& hidden;
   scalar_t* out;
   acc_t* partial;
   unsigned char* signs;
@@ -24,14 +23,13 @@ struct Forward {
 
   template <bool FULL>
   DEVICE_MEMBER void load(Batch& rows, position_t k, const index_t (&source)[BATCH]) const {
-    hidden.load<FULL>(rows, k, source);
+    hidden.template load<FULL>(rows, k, source);
   }
   DEVICE_MEMBER void scores(Batch& rows, acc_t (&parts)[SLOTS][BATCH]) const {
+    Signs positive;
+    hidden.scores(rows, parts, positive);
 #if SIGNS
-    hidden.scores(rows, parts, rows.positive);
-    store_signs(signs, hidden.edges, rows.k, hidden.place, rows.positive);
-#else
-    hidden.scores(rows, parts);
+    store_signs(signs, hidden.edges, rows.k, hidden.place, positive);
 #endif
   }
   DEVICE_MEMBER acc_t score(acc_t total) const { return total; }
@@ -46,6 +44,17 @@ struct Forward {
     store_row(out, row, hidden.place, sum);
   }
 };
+
+template <bool EXACT>
+DEVICE bool attends(const Graph& graph, const Edges& edges, const Place& place,
+                    const Dropout& dropout, const Operands& operands, const scalar_t* x_r,
+                    scalar_t* out, acc_t* partial, unsigned char* signs, const Kept& kept) {
+  Hidden<EXACT> hidden = {operands, edges, place};
+  hidden.start(x_r);
+  Forward<EXACT> op = {hidden, out, partial, signs};
+  clear(op.sum);
+  return attend(op, graph, edges, place, dropout, kept);
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     gatv2(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
@@ -65,9 +74,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Place place(heads, channels);
   const Dropout dropout = {seed, threshold, (acc_t)keep};
   const Operands operands = {x_l, att, perm, attr, loop_attr, lin, dim, (acc_t)slope};
-  Hidden hidden = {operands, edges, place};
-  hidden.start(x_r);
-  Forward op = {hidden, out, partial, signs};
-  clear(op.sum);
-  attend(op, graph, edges, place, dropout, {stats, partial_stats, scores});
+  const Kept kept = {stats, partial_stats, scores};
+  const bool whole = is_moderate(slope) &&
+                     attends<false>(graph, edges, place, dropout, operands, x_r, out, partial, signs, kept);
+  if (!whole) attends<true>(graph, edges, place, dropout, operands, x_r, out, partial, signs, kept);
 }

@@ -14,6 +14,7 @@
 #include "common/dots.cuh"
 
 struct Forward {
+  enum { RETRIES = false };
   typedef Rows Batch;
   const Place& place;
   const Operands& from;

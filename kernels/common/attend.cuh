@@ -6,6 +6,7 @@
 //   score(total)                         a score from its sum over lanes
 //   add(batch, change, weights)          sums = change * sums + weights * values
 //   finish(row, part, factor)            writes the sums, of whole rows times the factor
+//   RETRIES                              whether scores may be NaN that are not
 #pragma once
 #include "edges.cuh"
 #include "philox.cuh"
@@ -38,10 +39,11 @@ template <class Op> struct Attend {
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
         const int u = place.own_edge(i);
-        weights[s][i] = FULL || used >> u & 1 ? op.score(weights[s][i]) : -INF;
+        const bool exists = FULL || used >> u & 1;
+        weights[s][i] = exists ? op.score(weights[s][i]) : -INF;
 #if KEEP
-        if ((FULL || used >> u & 1) && place.writes(s))
-          *number_at(kept.scores, edges.position(k + u), place, s) = weights[s][i];
+        acc_t* to = number_at(kept.scores, edges.position(k + u), place, s);
+        if (exists && place.writes(s)) *to = weights[s][i];
 #endif
       }
       change[s] = softmax[s].add(weights[s]);
@@ -56,14 +58,21 @@ template <class Op> struct Attend {
   }
 };
 
+// Returns whether it is done: not if an Op that RETRIES gave a score that is NaN.
 template <class Op>
-DEVICE void attend(Op& op, const Graph& graph, const Edges& edges, const Place& place,
+DEVICE bool attend(Op& op, const Graph& graph, const Edges& edges, const Place& place,
                    const Dropout& dropout, const Kept& kept) {
   Attend<Op> step = {op, edges, place, dropout, kept};
 #pragma unroll
   for (int s = 0; s < SLOTS; s++) step.softmax[s].clear();
   step.seen = 0;
   walk(edges, graph.idx, step);
+  if (Op::RETRIES) {
+    bool broken = false;
+#pragma unroll
+    for (int s = 0; s < SLOTS; s++) broken |= step.softmax[s].total != step.softmax[s].total;
+    if (__any_sync(ALL_LANES, broken)) return false;
+  }
   const bool whole = edges.part < 0;
   acc_t factor[SLOTS];
 #pragma unroll
@@ -82,4 +91,5 @@ DEVICE void attend(Op& op, const Graph& graph, const Edges& edges, const Place& 
     stats[place.head_of(s)] = top, stats[place.heads + place.head_of(s)] = total;
   }
   if (edges.row >= 0) op.finish(edges.row, edges.part, factor);
+  return true;
 }

@@ -20,15 +20,27 @@ struct Rows {
   position_t k;
 };
 
-struct Hidden {
+// Slopes for which `Hidden<false>` is about as exact as PyTorch.
+DEVICE bool is_moderate(double slope) { return slope >= 0.2 && slope <= 5; }
+
+// A score is the sum of att * leaky_relu(z), and leaky_relu(z) = rise * (z + bend * |z|) with
+// rise = (1 + slope) / 2, bend = (1 - slope) / (1 + slope): two sums without a comparison. Unless
+// EXACT, which is for infinite numbers, whose terms may be inf - inf, and for slopes so small or
+// large that the terms cancel out.
+template <bool EXACT> struct Hidden {
   const Operands& from;
   const Edges& edges;
   const Place& place;
-  acc_t x_r[NV][VEC], att[NV][VEC];
+  acc_t x_r[NV][VEC], att[NV][VEC];  // of opposite sign, and x_r never -0; att times rise
 
   DEVICE_MEMBER void start(const scalar_t* rows_r) {
     load_row(rows_r, edges.row, place, x_r);
     load_row(from.att, 0, place, att);
+#pragma unroll
+    for (int n = 0; n < NV; n++)
+#pragma unroll
+      for (int v = 0; v < VEC; v++)
+        x_r[n][v] = 0 - x_r[n][v], att[n][v] *= EXACT ? -1 : -(1 + from.slope) / 2;
   }
 
   template <bool FULL>
@@ -48,17 +60,19 @@ struct Hidden {
     load_rows<FULL>(from.x_l, source, place, rows.x_l);
   }
 
-  // z of each edge, before the leaky_relu
-  DEVICE_MEMBER void add_ends(const Rows& rows, acc_t (&z)[BATCH][NV][VEC]) const {
+  // -z of an edge, before the leaky_relu and without its features. Its sign tells whether z is
+  // positive, as it is never -0.
+  DEVICE_MEMBER void opposites(const Rows& rows, int u, acc_t (&z)[NV][VEC]) const {
 #pragma unroll
-    for (int u = 0; u < BATCH; u++)
+    for (int n = 0; n < NV; n++) {
+      acc_t values[VEC];
+      unpack(rows.x_l[u][n], values);
 #pragma unroll
-      for (int n = 0; n < NV; n++) {
-        unpack(rows.x_l[u][n], z[u][n]);
-#pragma unroll
-        for (int v = 0; v < VEC; v++) z[u][n][v] += x_r[n][v];
-      }
+      for (int v = 0; v < VEC; v++) z[n][v] = x_r[n][v] - values[v];
+    }
+  }
 #if EDGES
+  DEVICE_MEMBER void subtract_features(const Rows& rows, acc_t (&z)[BATCH][NV][VEC]) const {
     for (int d = 0; d < from.dim; d++) {
       acc_t map[NV][VEC];
       load_row(from.lin, d, place, map);
@@ -68,42 +82,40 @@ struct Hidden {
 #pragma unroll
         for (int n = 0; n < NV; n++)
           if (place.inside(n))  // an infinite feature times no channel is NaN
-            add_scaled(z[u][n], feature, map[n]);
+            add_scaled(z[u][n], -feature, map[n]);
       }
     }
+  }
 #endif
-  }
 
-  DEVICE_MEMBER void scores(const Rows& rows, acc_t (&parts)[SLOTS][BATCH]) const {
+  // The lane's parts of the scores, and which hidden values are positive.
+  DEVICE_MEMBER void scores(const Rows& rows, acc_t (&parts)[SLOTS][BATCH], Signs& positive) const {
+    positive.clear();
     acc_t z[BATCH][NV][VEC];
-    add_ends(rows, z);
+#if EDGES
 #pragma unroll
-    for (int u = 0; u < BATCH; u++)
+    for (int u = 0; u < BATCH; u++) opposites(rows, u, z[u]);
+    subtract_features(rows, z);
+#endif
 #pragma unroll
-      for (int n = 0; n < NV; n++)
-#pragma unroll
-        for (int v = 0; v < VEC; v++) {
-          const acc_t bent = z[u][n][v] > 0 ? z[u][n][v] : from.slope * z[u][n][v];
-          parts[n / HEAD_VECS][u] = fma(att[n][v], bent, parts[n / HEAD_VECS][u]);
-        }
-  }
-
-  // The same, and which numbers are positive.
-  DEVICE_MEMBER void scores(const Rows& rows, acc_t (&parts)[SLOTS][BATCH],
-                            Signs& positive) const {
-    acc_t z[BATCH][NV][VEC];
-    add_ends(rows, z);
-#pragma unroll
-    for (int u = 0; u < BATCH; u++)
+    for (int u = BATCH - 1; u >= 0; u--) {
+#if !EDGES
+      opposites(rows, u, z[u]);
+#endif
 #pragma unroll
       for (int n = 0; n < NV; n++) {
-        positive.bits[u][n] = 0;
-#pragma unroll
-        for (int v = 0; v < VEC; v++) {
-          const acc_t bent = z[u][n][v] > 0 ? z[u][n][v] : from.slope * z[u][n][v];
-          parts[n / HEAD_VECS][u] = fma(att[n][v], bent, parts[n / HEAD_VECS][u]);
-          if (z[u][n][v] > 0) positive.bits[u][n] |= 1u << v;
-        }
+        add_score(z[u][n], att[n], parts[n / HEAD_VECS][u]);
+        positive.add(u, n, z[u][n]);
       }
+    }
+  }
+  DEVICE_MEMBER void add_score(const acc_t (&z)[VEC], const acc_t (&factor)[VEC], acc_t& part) const {
+    acc_t bent = 0;
+#pragma unroll
+    for (int v = 0; v < VEC; v++) {
+      part = fma(factor[v], !EXACT || z[v] < 0 ? z[v] : from.slope * z[v], part);
+      if (!EXACT) bent = fma(factor[v], fabs(z[v]), bent);
+    }
+    if (!EXACT) part = fma(bent, (from.slope - 1) / (from.slope + 1), part);
   }
 };

@@ -26,7 +26,11 @@ DEVICE long long wide_product(long long a, long long b) { return a * b; }
 template <class T, class Row>
 DEVICE T* in_row(T* table, Row row, int width, int offset) {
   const Row bytes = hidden(width * (int)sizeof(T));
-  return (T*)((const char*)hidden(table + offset) + wide_product(row, bytes));
+  const char* first = (const char*)hidden(table + offset);
+#ifndef PORTABLE
+  __builtin_assume(__isGlobal(first));
+#endif
+  return (T*)(first + wide_product(row, bytes));
 }
 
 // What one access brings, not yet widened: a batch of loads is issued before the first use.
