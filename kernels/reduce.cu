@@ -29,6 +29,13 @@ DEVICE bool beats(acc_t v, acc_t best) {
 #endif
 }
 
+// The numbers of an edge that a lane compares.
+#if PAIRS
+typedef unsigned Numbers[VEC / 2];
+#else
+typedef acc_t Numbers[VEC];
+#endif
+
 // What is known of a row's edges so far. Places count from the item's first edge, so 16 bits hold
 // them. A value that is NaN stays; which edges are NaN, `find_nans` tells afterwards.
 struct Best {
@@ -36,7 +43,9 @@ struct Best {
   unsigned value[VEC / 2], first[VEC / 2], count[VEC / 2];
 #else
   acc_t value[VEC];
-  unsigned state[VEC];  // of the edges that attain the value, the first, and from bit 16 how many
+  // Of the edges that attain the value, how many and, from bit 16, the sum of their places (where
+  // FIRST, the first): nobody asks for the place of several.
+  unsigned state[VEC];
 #endif
 
   DEVICE_MEMBER void clear() {
@@ -51,52 +60,81 @@ struct Best {
 #endif
   }
 
+  // Adds edges, of which the first has that place.
 #if PAIRS
-  DEVICE_MEMBER void add(const Packed& packed, unsigned at) {
-    unsigned values[VEC / 2];
-    memcpy(values, &packed.bits, sizeof(values));
-    at |= at << 16;
+  template <int EDGES> DEVICE_MEMBER void add(const Numbers (&values)[EDGES], int place) {
 #pragma unroll
     for (int v = 0; v < VEC / 2; v++) {
+      unsigned best = value[v], equal = 0;
+#pragma unroll
+      for (int u = 0; u < EDGES; u++) {
 #if WITH_MARK
-      const unsigned better = better_pair(values[v], value[v]);
-      if (!COUNTS) first[v] = (at & better) | (first[v] & ~better);
-#if TIES != FIRST
-      count[v] = (count[v] & ~better) + (as_good_pair(values[v], value[v]) & 0x00010001u);
+        const unsigned better = COUNTS ? 0 : better_pair(values[u][v], best);
+        first[v] = ((place + u) * 0x00010001u & better) | (first[v] & ~better);
 #endif
+        best = best_pair(values[u][v], best);
+      }
+#if WITH_MARK && COUNTS
+#pragma unroll
+      for (int u = 0; u < EDGES; u++) equal += equal_pair(values[u][v], best);
+      // Modulo 2^32 the factor makes 1 of 0xffff: of the sum of masks, how many there are of each.
+      count[v] = (count[v] & equal_pair(value[v], best)) + equal * 0xfffeffffu;
 #endif
-      value[v] = best_pair(values[v], value[v]);
+      value[v] = best;
     }
   }
   DEVICE_MEMBER acc_t value_of(int v) const { return widen(value[v / 2] >> v % 2 * 16 & 0xffff); }
   DEVICE_MEMBER int first_of(int v) const { return first[v / 2] >> v % 2 * 16 & 0xffff; }
   DEVICE_MEMBER int count_of(int v) const { return count[v / 2] >> v % 2 * 16 & 0xffff; }
 #else
-  DEVICE_MEMBER void add(const acc_t (&values)[VEC], int at) {
+  template <int EDGES> DEVICE_MEMBER void add(const Numbers (&values)[EDGES], int place) {
+    const unsigned one = (unsigned)place << 16 | 1;
 #pragma unroll
     for (int v = 0; v < VEC; v++) {
-#if WITH_MARK
-      if (TIES != FIRST && values[v] == value[v]) state[v] += 1u << 16;
-      if (MINIMUM ? values[v] < value[v] : values[v] > value[v]) state[v] = at | 1u << 16;
+      acc_t best = value[v];
+#pragma unroll
+      for (int u = 0; u < EDGES; u++) {
+#if WITH_MARK && TIES == FIRST
+        if (MINIMUM ? values[u][v] < best : values[u][v] > best) state[v] = one + (u << 16);
 #endif
-      value[v] = best_of(values[v], value[v]);
+        best = best_of(values[u][v], best);
+      }
+#if WITH_MARK && TIES != FIRST
+      if (best != value[v]) state[v] = 0;
+#pragma unroll
+      for (int u = 0; u < EDGES; u++)  // one comparison and one predicated sum each, if hidden
+        if (values[u][v] == best) state[v] = hidden(state[v] + (one + (u << 16)));
+#endif
+      value[v] = best;
     }
   }
   DEVICE_MEMBER acc_t value_of(int v) const { return value[v]; }
-  DEVICE_MEMBER int first_of(int v) const { return state[v] & 0xffff; }
-  DEVICE_MEMBER int count_of(int v) const { return state[v] >> 16; }
+  DEVICE_MEMBER int first_of(int v) const { return state[v] >> 16; }
+  DEVICE_MEMBER int count_of(int v) const { return state[v] & 0xffff; }
 #endif
 };
 
+#if PAIRS
+DEVICE void values_of(const Packed& row, acc_t, Numbers& values) {
+  memcpy(values, &row.bits, sizeof(values));
+}
+#else
+DEVICE void values_of(const Packed& row, acc_t factor, Numbers& values) {
+  unpack(row, values);
+#if WEIGHTED
+#pragma unroll
+  for (int v = 0; v < VEC; v++) values[v] = widen(narrow(values[v] * factor));
+#endif
+}
+#endif
+
 template <bool FULL>
-DEVICE void add_batch(Best (&best)[NV], long long k, long long begin, long long end, int f0,
-                      const index_t* __restrict__ idx, const scalar_t* __restrict__ x,
-                      const scalar_t* __restrict__ weight, int width, int heads, int channels) {
+DEVICE void add_batch(Best (&best)[NV], int k, int end, int f0, const index_t* __restrict__ idx,
+                      const scalar_t* __restrict__ x, const scalar_t* __restrict__ weight, int width,
+                      int heads, int channels) {
   index_t source[BATCH];
   Packed row[BATCH][NV];
-#if WEIGHTED
-  acc_t factor[BATCH][NV];
-#endif
+  acc_t factor[BATCH][NV] = {};
 #pragma unroll
   for (int u = 0; u < BATCH; u++) source[u] = FULL || k + u < end ? __ldg(idx + k + u) : -1;
 #pragma unroll
@@ -104,30 +142,23 @@ DEVICE void add_batch(Best (&best)[NV], long long k, long long begin, long long 
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
-      const bool inside = f < width && (FULL || source[u] >= 0);
+      const bool inside = (FILLED || f < width) && (FULL || source[u] >= 0);
       const scalar_t* at = in_row(x, source[u], width, f);
       row[u][n] = inside ? load_packed(at) : zero_packed();
 #if WEIGHTED
-      if (inside)
-        factor[u][n] = weight_of(weight, k + u, f, heads, channels);
+      if (inside) factor[u][n] = weight_of(weight, k + u, f, heads, channels);
 #endif
     }
+  constexpr int EDGES = FULL ? BATCH : 1;  // at once
 #pragma unroll
-  for (int u = 0; u < BATCH; u++) {
+  for (int u = 0; u < BATCH; u += EDGES) {
     if (!FULL && source[u] < 0) continue;
 #pragma unroll
     for (int n = 0; n < NV; n++) {
-#if PAIRS
-      best[n].add(row[u][n], (unsigned)(k + u - begin));
-#else
-      acc_t values[VEC];
-      unpack(row[u][n], values);
-#if WEIGHTED
+      Numbers values[EDGES];
 #pragma unroll
-      for (int v = 0; v < VEC; v++) values[v] = widen(narrow(values[v] * factor[u][n]));
-#endif
-      best[n].add(values, (int)(k + u - begin));
-#endif
+      for (int e = 0; e < EDGES; e++) values_of(row[u + e][n], factor[u + e][n], values[e]);
+      best[n].add(values, k + u);
     }
   }
 }
@@ -166,18 +197,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   Best best[NV];
 #pragma unroll
   for (int n = 0; n < NV; n++) best[n].clear();
-  long long k = it.begin;
-  for (; k + BATCH <= it.end; k += BATCH)
-    add_batch<true>(best, k, it.begin, it.end, f0, idx, x, weight, width, heads, channels);
-  if (k < it.end)
-    add_batch<false>(best, k, it.begin, it.end, f0, idx, x, weight, width, heads, channels);
+  const int count = (int)(it.end - it.begin);
+  const index_t* sources = idx + it.begin;
+  const scalar_t* factors = WEIGHTED ? weight + it.begin * (WEIGHTED == 2 ? heads : 1) : weight;
+  int k = 0;
+#pragma unroll 1
+  for (; k + BATCH <= count; k += BATCH)
+    add_batch<true>(best, k, count, f0, sources, x, factors, width, heads, channels);
+  if (k < count)
+    add_batch<false>(best, k, count, f0, sources, x, factors, width, heads, channels);
 #if WITH_MARK
   const int origin = it.part < 0 ? 0 : (int)(it.begin - rowptr[it.row]);
 #endif
 #pragma unroll
   for (int n = 0; n < NV; n++) {
     const int f = f0 + n * LANES * VEC;
-    if (f >= width) continue;
+    if (!FILLED && f >= width) continue;
     acc_t value[VEC];
 #pragma unroll
     for (int v = 0; v < VEC; v++) value[v] = it.begin < it.end ? best[n].value_of(v) : 0;

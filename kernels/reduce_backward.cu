@@ -118,17 +118,18 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, const Packed (&x)
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
-      const bool inside = f < t.width && (FULL || target[u] >= 0);
-      const long long at = (long long)target[u] * t.width + f;
-      best[u][n] = inside ? load_packed(t.best + at) : zero_packed();
-      share[u][n] = inside ? load_packed(t.share + at) : zero_packed();
+      const bool inside = (FILLED || f < t.width) && (FULL || target[u] >= 0);
+      const scalar_t* results = in_row(t.best, target[u], t.width, f);
+      const scalar_t* shares = in_row(t.share, target[u], t.width, f);
+      best[u][n] = inside ? load_packed(results) : zero_packed();
+      share[u][n] = inside ? load_packed(shares) : zero_packed();
     }
 #pragma unroll
   for (int u = 0; u < BATCH; u++)
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
-      const bool inside = f < t.width && (FULL || target[u] >= 0);
+      const bool inside = (FILLED || f < t.width) && (FULL || target[u] >= 0);
       const acc_t factor = inside ? t.factor(k + u, f) : 0;
       acc_t part[VEC];
       shares_of(part, x[n], best[u][n], share[u][n], factor);
@@ -157,11 +158,12 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], const Targets& t, long long row, lo
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
-      const bool inside = f < t.width && (FULL || target[u] >= 0);
-      const long long at = (long long)target[u] * t.width + f;
+      const bool inside = (FILLED || f < t.width) && (FULL || target[u] >= 0);
+      const place_t* mark = in_row(t.mark, target[u], t.width, f);
+      const scalar_t* at = in_row(t.grad, target[u], t.width, f);
       marks[u][n].clear();
-      if (inside) marks[u][n].load(t.mark + at);
-      grad[u][n] = inside ? load_packed(t.grad + at) : zero_packed();
+      if (inside) marks[u][n].load(mark);
+      grad[u][n] = inside ? load_packed(at) : zero_packed();
 #if WEIGHTED
       factor[u][n] = inside ? t.factor(k + u, f) : 0;
 #endif
@@ -221,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
-      row[n] = f < width ? load_packed(x + it.row * width + f) : zero_packed();
+      row[n] = FILLED || f < width ? load_packed(x + it.row * width + f) : zero_packed();
     }
     for (; !strict && k + BATCH <= it.end; k += BATCH)
       add_batch<true>(sum, targets, row, k, it.end, f0);
@@ -234,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
-      if (f >= width) continue;
+      if (!FILLED && f >= width) continue;
       for (k = it.begin; strict && k < it.end; k++)
         add_some(sum[n], targets, it.row, k, 1, f, true, &found);
 #if !COUNTS

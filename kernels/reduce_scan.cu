@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   for (int v = 0; v < VEC; v++) row[v * LANES + lane] = 0;
   bool found = false;
   __syncwarp(group);
-  if (f < width) {
+  if (FILLED || f < width) {
     const scalar_t* own = x + it.row * width + f;
     long long k = it.begin;
     for (; k + BATCH <= it.end; k += BATCH)
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #pragma unroll
   for (int v = 0; v < VEC; v++) {
     const int at = first + v * LANES + lane;
-    if (at >= width) break;
+    if (!FILLED && at >= width) break;
     const acc_t sum = row[v * LANES + lane];
     found |= !is_finite(sum);
     if (it.part >= 0)

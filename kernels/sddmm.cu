@@ -7,10 +7,14 @@
 // Traffic   gathers E rows of b (and idx, for each head again); a and out once
 // Numerics  acc_t products, per lane in order, then by a tree over lanes; mean divides by the degree
 // Limits    VEC divides C
+#define BATCH 4
+#include "common/combine.cuh"
 #include "common/rows.cuh"
 #include "common/vec.cuh"
 
-#define BATCH 4
+// The lanes that have the sum of an edge in the end, and the edges whose sums a lane has.
+#define SPREAD (LANES > BATCH ? LANES / BATCH : 1)
+#define OWN (BATCH > LANES ? BATCH / LANES : 1)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     sddmm(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
@@ -29,13 +33,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int n = 0; n < NV; n++) {
     const int c = (n * LANES + lane) * VEC;
-    if (c < channels) load(a + c, left[n]);
+    if (FILLED || c < channels) load(a + c, left[n]);
   }
-  for (long long k = it.begin; k < it.end; k += BATCH) {
+  const int count = (int)(it.end - it.begin);
+  idx += it.begin;
+  for (int k = 0; k < count; k += BATCH) {
     acc_t dot[BATCH] = {};
-    long long source[BATCH];
+    index_t source[BATCH];
 #pragma unroll
-    for (int u = 0; u < BATCH; u++) source[u] = __ldg(idx + min(k + u, it.end - 1)) * stride;
+    for (int u = 0; u < BATCH; u++) source[u] = __ldg(idx + min(k + u, count - 1));
+#pragma unroll 1
     for (int first = 0; first < channels; first += NV * LANES * VEC) {
       Packed right[BATCH][NV];
 #pragma unroll
@@ -43,12 +50,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int n = 0; n < NV; n++) {
           const int c = first + (n * LANES + lane) * VEC;
-          right[u][n] = c < channels ? load_packed(b + source[u] + c) : zero_packed();
+          const scalar_t* at = in_row(b, source[u], (int)stride, c);
+          right[u][n] = FILLED || c < channels ? load_packed(at) : zero_packed();
         }
 #pragma unroll
       for (int n = 0; n < NV; n++) {
         const int c = first + (n * LANES + lane) * VEC;
-        if (c >= channels) continue;
+        if (!FILLED && c >= channels) continue;
         if (channels > NV * LANES * VEC) load(a + c, left[n]);
 #pragma unroll
         for (int u = 0; u < BATCH; u++) {
@@ -59,15 +67,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
       }
     }
+    combine<LANES>(dot, lane, Plus(), group);
 #pragma unroll
-    for (int offset = LANES / 2; offset > 0; offset /= 2)
-#pragma unroll
-      for (int u = 0; u < BATCH; u++) dot[u] += __shfl_xor_sync(group, dot[u], offset);
-#pragma unroll
-    for (int u = 0; u < BATCH; u++)
-      if (u % LANES == lane && k + u < it.end) {
-        const long long edge = perm ? __ldg(perm + k + u) : k + u;
-        out[edge * heads + head] = narrow(dot[u] / degree);
-      }
+    for (int i = 0; i < OWN; i++) {
+      const int u = lane / SPREAD * OWN + i;
+      if (lane % SPREAD || k + u >= count) continue;
+      const long long at = it.begin + k + u, edge = perm ? __ldg(perm + at) : at;
+      out[edge * heads + head] = narrow(dot[i] / degree);
+    }
   }
 }

@@ -13,6 +13,7 @@
 
 #ifndef BATCH
 #define BATCH 1  // of kernels that take no edges
+#define RESIDENT 1
 #endif
 
 DEVICE void divide(acc_t (&values)[VEC], acc_t by) {
@@ -21,7 +22,7 @@ DEVICE void divide(acc_t (&values)[VEC], acc_t by) {
 }
 
 template <bool FULL>
-DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
+DEVICE void add_batch(acc_t (&sum)[NV][VEC], int k, int end, int f0,
                       const index_t* __restrict__ idx, const scalar_t* __restrict__ x,
                       const scalar_t* __restrict__ weight, const scalar_t* __restrict__ scale,
                       int width, int heads, int channels) {
@@ -35,7 +36,7 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
 #pragma unroll
     for (int n = 0; n < NV; n++) {
       const int f = f0 + n * LANES * VEC;
-      const bool inside = f < width && (FULL || source[u] >= 0);
+      const bool inside = (FILLED || f < width) && (FULL || source[u] >= 0);
       const scalar_t* at = in_row(x, source[u], width, f);
       row[u][n] = inside ? load_packed(at) : zero_packed();
 #if WEIGHTED || SCALED
@@ -66,7 +67,7 @@ DEVICE void add_batch(acc_t (&sum)[NV][VEC], long long k, long long end, int f0,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     spmm(const index_t* __restrict__ rowptr, const index_t* __restrict__ idx,
          const long long* __restrict__ tiles, const scalar_t* __restrict__ x,
          const scalar_t* __restrict__ weight, const scalar_t* __restrict__ scale,
@@ -76,16 +77,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (!find_item(it, group_of_launch(), rowptr, tiles, num_rows, num_tiles, split)) return;
   const int f0 = (blockIdx.y * NV * LANES + threadIdx.x % LANES) * VEC, channels = width / heads;
   acc_t sum[NV][VEC] = {};
-  long long k = it.begin;
-  for (; k + BATCH <= it.end; k += BATCH)
-    add_batch<true>(sum, k, it.end, f0, idx, x, weight, scale, width, heads, channels);
-  if (k < it.end)
-    add_batch<false>(sum, k, it.end, f0, idx, x, weight, scale, width, heads, channels);
-  const acc_t degree = it.end > it.begin ? (acc_t)(it.end - it.begin) : 1;
+  const int count = (int)(it.end - it.begin);
+  idx += it.begin;
+  if (WEIGHTED) weight += it.begin * (WEIGHTED == 2 ? heads : 1);
+  int k = 0;
+#pragma unroll 1
+  for (; k + BATCH <= count; k += BATCH)
+    add_batch<true>(sum, k, count, f0, idx, x, weight, scale, width, heads, channels);
+  if (k < count)
+    add_batch<false>(sum, k, count, f0, idx, x, weight, scale, width, heads, channels);
+  const acc_t degree = max(count, 1);
 #pragma unroll
   for (int n = 0; n < NV; n++) {
     const int f = f0 + n * LANES * VEC;
-    if (f >= width) continue;
+    if (!FILLED && f >= width) continue;
     if (it.part >= 0) {
       store_words(partial + it.part * width + f, sum[n]);
     } else {

@@ -53,7 +53,7 @@ PROBES = {
             dtype if name == "best_pair" else torch.int32,
             oldest,
         )
-        for name in ("better_pair", "as_good_pair", "equal_pair", "best_pair")
+        for name in ("better_pair", "equal_pair", "best_pair")
         for scalar, dtype, oldest in ((HALF, torch.float16, 80), (BFLOAT, torch.bfloat16, 90))
         for minimum in (0, 1)
     },

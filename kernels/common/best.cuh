@@ -17,14 +17,12 @@ DEVICE acc_t best_of(acc_t v, acc_t best) {
 }
 
 #if PAIRS
-// Masks of 16 ones where v is better than, or as good as, best: false where either is NaN.
+// A mask of 16 ones where v is better than best: false where either is NaN.
 #if MINIMUM
 #define BETTER "lt"
-#define AS_GOOD "le"
 #define BEST "min"
 #else
 #define BETTER "gt"
-#define AS_GOOD "ge"
 #define BEST "max"
 #endif
 
@@ -32,11 +30,6 @@ DEVICE acc_t best_of(acc_t v, acc_t best) {
 DEVICE unsigned better_pair(unsigned v, unsigned best) {
   unsigned mask;
   asm("set." BETTER ".u32." PAIR " %0, %1, %2;" : "=r"(mask) : "r"(v), "r"(best));
-  return mask;
-}
-DEVICE unsigned as_good_pair(unsigned v, unsigned best) {
-  unsigned mask;
-  asm("set." AS_GOOD ".u32." PAIR " %0, %1, %2;" : "=r"(mask) : "r"(v), "r"(best));
   return mask;
 }
 DEVICE unsigned best_pair(unsigned v, unsigned best) {
@@ -48,11 +41,6 @@ DEVICE unsigned best_pair(unsigned v, unsigned best) {
 DEVICE unsigned better_pair(unsigned v, unsigned best) {
   return each_half(v, best, [](scalar_t a, scalar_t b) {
     return (unsigned)(MINIMUM ? widen(a) < widen(b) : widen(a) > widen(b)) * 0xffffu;
-  });
-}
-DEVICE unsigned as_good_pair(unsigned v, unsigned best) {
-  return each_half(v, best, [](scalar_t a, scalar_t b) {
-    return (unsigned)(MINIMUM ? widen(a) <= widen(b) : widen(a) >= widen(b)) * 0xffffu;
   });
 }
 DEVICE unsigned best_pair(unsigned v, unsigned best) {

@@ -3,15 +3,13 @@
 // HEAD_LANES lanes, a power of two, share a head; a lane has HEAD_VECS accesses of VEC numbers of
 // each of its heads, NV in all. FILLED tells that no access is beyond its head, no head beyond the
 // row. All lanes of a warp walk together, so that shuffles need no mask.
-//
-// Sums are taken for a batch of edges at once. At each step a lane gives away half of its edges
-// and keeps the other half, so that in the end every edge's sum is in SPREAD lanes, and a lane
-// has those of OWN edges: what follows of scores is done once, not by all lanes of a head.
+// Of a batch of edges every edge's sum is in SPREAD lanes, and a lane has those of OWN edges: what
+// follows of scores is done once, not by all lanes of a head.
 #pragma once
+#include "combine.cuh"
 #include "rows.cuh"
 #include "vec.cuh"
 
-#define ALL_LANES 0xffffffffu
 #define SIDE (LANES / HEAD_LANES)  // heads side by side
 #define SLOTS (NV / HEAD_VECS)     // heads of one lane
 #define SPREAD (HEAD_LANES > BATCH ? HEAD_LANES / BATCH : 1)
@@ -44,35 +42,6 @@ struct Place {
 // Whether something holds for any, or all, of the groups of a warp; the same in a group's lanes.
 DEVICE bool any_group(bool holds) { return LANES == 32 ? holds : __any_sync(ALL_LANES, holds); }
 DEVICE bool all_groups(bool holds) { return LANES == 32 ? holds : __all_sync(ALL_LANES, holds); }
-
-struct Plus {
-  template <class T> DEVICE_MEMBER T operator()(T a, T b) const { return a + b; }
-};
-struct Or {
-  DEVICE_MEMBER unsigned operator()(unsigned a, unsigned b) const { return a | b; }
-};
-
-// Combines each edge's values over WIDTH lanes; the results of a lane's own edges come first.
-// The order is the same for every edge and in every pass.
-template <int WIDTH, class T, class Add>
-DEVICE void combine(T (&values)[BATCH], int sub, Add add) {
-  int count = BATCH;
-#pragma unroll
-  for (int offset = WIDTH / 2; offset > 0; offset /= 2) {
-    if (count == 1) {
-      values[0] = add(values[0], __shfl_xor_sync(ALL_LANES, values[0], offset));
-      continue;
-    }
-    count /= 2;
-    const bool upper = sub & offset;
-#pragma unroll
-    for (int i = 0; i < count; i++) {
-      const T given = upper ? values[i] : values[i + count];
-      const T kept = upper ? values[i + count] : values[i];
-      values[i] = add(kept, __shfl_xor_sync(ALL_LANES, given, offset));
-    }
-  }
-}
 
 // The value of edge u, which one of the head's lanes has.
 template <class T> DEVICE T of_edge(const T (&own)[BATCH], int u) {

@@ -99,7 +99,7 @@ template <int N, class T = place_t> struct Marks {
     return set;
   }
   // Which mark one of the bits stands for.
-  static DEVICE_MEMBER int number(int bit) {
+  static DEVICE_MEMBER int number(unsigned bit) {
     return (BITS_EACH - 1 - bit % BITS_EACH) * PER + bit / BITS_EACH;
   }
 };

@@ -74,13 +74,13 @@ DEVICE unsigned short half_of(float value) {
 
 #if SCALAR == 3
 DEVICE unsigned short bfloat16_of(float value) {
-  const unsigned bits = __float_as_uint(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
 #if !defined(PORTABLE) && __CUDA_ARCH__ >= 800
-  unsigned short out;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(value));
+  unsigned out;  // of one number alone, the instruction is a slow one
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(0.0f), "f"(value));
   return out;
 #else
+  const unsigned bits = __float_as_uint(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
   return (bits + 0x7fffu + ((bits >> 16) & 1)) >> 16;
 #endif
 }

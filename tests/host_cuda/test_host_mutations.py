@@ -66,7 +66,7 @@ FAULTS = {
         "common/merge.cuh", "p < parts; p++", "p < parts - 1; p++", "sum"
     ),
     "tail_that_is_too_long": Fault(
-        "sddmm.cu", "lane && k + u < it.end", "lane && k + u <= it.end", "sddmm"
+        "sddmm.cu", "SPREAD || k + u >= count", "SPREAD || k + u > count", "sddmm"
     ),
     "edge_after_the_last": Fault("common/edges.cuh", "at < end ?", "at <= end ?", "transformer"),
     "batch_that_is_not_written": Fault(

@@ -20,17 +20,22 @@ class Layout(NamedTuple):
         lanes (int): Lanes of a group, a power of two up to 32.
         vectors (int): Accesses of one lane.
         slices (int): Groups that share a row.
+        filled (bool): Whether no lane has an access beyond a row.
     """
 
     vec: int
     lanes: int
     vectors: int
     slices: int
+    filled: bool
 
     @property
     def macros(self) -> tuple[tuple[str, int], ...]:
         """The specialisation."""
-        return ("VEC", self.vec), ("LANES", self.lanes), ("NV", self.vectors)
+        return (
+            *(("VEC", self.vec), ("LANES", self.lanes), ("NV", self.vectors)),
+            ("FILLED", int(self.filled)),
+        )
 
     def blocks(self, groups: int) -> int:
         """Returns the number of blocks for so many groups."""
@@ -64,12 +69,13 @@ def _layout(width: int, unit: int, size: int, address: int) -> Layout:
     accesses = max(1, -(-width // vec))
     lanes = min(32, 1 << (accesses - 1).bit_length())
     vectors = min(_MOST_VECTORS, -(-accesses // lanes))
-    return Layout(vec, lanes, vectors, -(-accesses // (lanes * vectors)))
+    slices = -(-accesses // (lanes * vectors))
+    return Layout(vec, lanes, vectors, slices, width == vec * lanes * vectors * slices)
 
 
 def merge_layout(width: int, *tables: Tensor) -> Layout:
     """Chooses how a kernel that merges tiles reads rows: a warp at a time, whatever their width."""
-    return Layout(layout(width, width, *tables).vec, 32, 1, 1)
+    return Layout(layout(width, width, *tables).vec, 32, 1, 1, False)
 
 
 def scan_layout(width: int, mark: Tensor) -> Layout:
