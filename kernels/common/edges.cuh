@@ -78,7 +78,8 @@ DEVICE T* number_at(T* table, position_t position, const Place& place, int slot)
 
 // The number of a position and head, zero where there is none.
 DEVICE acc_t load_number(const acc_t* table, position_t position, const Place& place, int slot) {
-  return has_number(position, place, slot) ? __ldg(number_at(table, position, place, slot)) : 0;
+  const acc_t* at = number_at(table, position, place, slot);
+  return has_number(position, place, slot) ? __ldg(at) : 0;
 }
 
 // Writes the sums of an item: of a whole row to the table, of a tile to its partial.
