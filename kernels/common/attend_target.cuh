@@ -118,19 +118,24 @@ struct Target {
     return place.has(s) ? __ldg(in_row(tables.delta, edges.row, place.heads, place.head_of(s))) : 0;
   }
 
-  // Turns t of the lane's edges of the batch at k into s.
-  DEVICE_MEMBER void slopes(position_t k, const acc_t (&deltas)[SLOTS], acc_t (&to)[SLOTS][BATCH]) const {
+  // Turns t of the lane's edges of the batch at k into s; also gives their positions.
+  DEVICE_MEMBER void slopes(position_t k, const acc_t (&deltas)[SLOTS], acc_t (&to)[SLOTS][BATCH],
+                            position_t (&own)[BATCH]) const {
+    position_t written[BATCH];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      const position_t edge = k + place.own_edge(i);
+      own[i] = edges.find(idx, nullptr, edge);
+      written[i] = LOOPS && edge < edges.end ? edge : own[i];  // zero, of edges that are skipped
+    }
 #pragma unroll
     for (int s = 0; s < SLOTS; s++) {
-      position_t own[BATCH];
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
-        const position_t edge = k + place.own_edge(i), found = edges.find(idx, nullptr, edge);
-        const acc_t slope = weight(found, s) * (term(found, s) - deltas[s]);
-        to[s][i] = has_number(found, place, s) ? slope : 0;
-        own[i] = LOOPS && edge < edges.end ? edge : found;
+        const acc_t slope = weight(own[i], s) * (term(own[i], s) - deltas[s]);
+        to[s][i] = has_number(own[i], place, s) ? slope : 0;
       }
-      put(own, s, to[s]);
+      put(written, s, to[s]);
     }
   }
 
