@@ -42,28 +42,31 @@ struct Edges {
   }
   DEVICE_MEMBER position_t position(position_t at) const { return LOOPS && at == end ? loop : at; }
 
-  // The same by target, given `perm` in rows by source; NOWHERE beyond the last edge, and of an edge
-  // that is skipped.
+  // The same by target, given `perm` in rows by source.
+  DEVICE_MEMBER position_t position(const index_t* perm, position_t at) const {
+    if (LOOPS && at == end) return loop;
+    return perm && at < end ? (position_t)__ldg(perm + at) : at;
+  }
+  // NOWHERE beyond the last edge, and of an edge that is skipped.
   DEVICE_MEMBER position_t find(const index_t* idx, const index_t* perm, position_t at) const {
-    if (at >= stop) return NOWHERE;
+    if (at >= stop || (LOOPS && source(idx, at) < 0)) return NOWHERE;
+    return position(perm, at);
+  }
+  // The source of an edge, -1 for none.
+  DEVICE_MEMBER index_t source(const index_t* idx, position_t at) const {
+    index_t found = at < end ? __ldg(idx + at) : -1;
 #if LOOPS
-    if (at == end) return loop;
-    if (__ldg(idx + at) == row) return NOWHERE;
+    if (found == row) found = -1;
+    if (at == end && at < stop) found = row;
 #endif
-    return perm ? (position_t)__ldg(perm + at) : at;
+    return found;
   }
 
-  // The lane's share of the sources of a batch, -1 for none.
+  // The lane's share of the sources of a batch: of its own edge, where it has but one.
   DEVICE_MEMBER void fetch(const index_t* idx, position_t k, index_t (&mine)[LOADS]) const {
 #pragma unroll
-    for (int i = 0; i < LOADS; i++) {
-      const position_t at = k + i * SHARERS + threadIdx.x % SHARERS;
-      mine[i] = at < end ? __ldg(idx + at) : -1;
-#if LOOPS
-      if (mine[i] == row) mine[i] = -1;
-      if (at == end && at < stop) mine[i] = row;
-#endif
-    }
+    for (int i = 0; i < LOADS; i++)
+      mine[i] = source(idx, k + i * SHARERS + threadIdx.x / SPREAD % SHARERS);
   }
 };
 
@@ -98,7 +101,8 @@ DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
 #pragma unroll
   for (int u = 0; u < BATCH; u++) {
     source[u] = mine[u / SHARERS];
-    if (LANES > 1) source[u] = __shfl_sync(ALL_LANES, source[u], u % SHARERS, LANES);
+    if (LANES > 1)
+      source[u] = __shfl_sync(ALL_LANES, source[u], u % SHARERS * SPREAD, LANES);
     used |= (unsigned)(source[u] >= 0) << u;
   }
   return FULL ? ~0u : used;
