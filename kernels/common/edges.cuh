@@ -108,6 +108,18 @@ DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
   return FULL ? ~0u : used;
 }
 
+// Whether a batch lacks no edge, for all lanes of a warp.
+DEVICE bool full_batch(const Edges& edges, position_t k, const index_t (&mine)[LOADS]) {
+#if LOOPS
+  bool full = true;
+#pragma unroll
+  for (int i = 0; i < LOADS; i++) full &= mine[i] >= 0;
+  return __all_sync(ALL_LANES, full);
+#else
+  return all_groups(k + BATCH <= edges.end);
+#endif
+}
+
 // Calls step.batch<FULL>(k, mine) for each batch of an item's edges, with the next batch's indices
 // on their way.
 template <class Step> DEVICE void walk(const Edges& edges, const index_t* idx, Step& step) {
@@ -118,7 +130,7 @@ template <class Step> DEVICE void walk(const Edges& edges, const index_t* idx, S
 #pragma unroll
     for (int i = 0; i < LOADS; i++) mine[i] = next[i];
     edges.fetch(idx, k + BATCH, next);
-    if (!LOOPS && all_groups(k + BATCH <= edges.end))
+    if (full_batch(edges, k, mine))
       step.template batch<true>(k, mine);
     else
       step.template batch<false>(k, mine);
