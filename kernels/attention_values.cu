@@ -20,31 +20,35 @@ struct Values {
   const acc_t *scores, *stats;
   acc_t* terms;
   acc_t value[NV][VEC], sum[NV][VEC];
-  position_t next[BATCH];  // positions of the lane's edges of the next batch
-  index_t next_row[BATCH];  // and their targets
+  position_t next[BATCH];   // positions of the lane's edges of the next batch
+  index_t next_row[BATCH];  // and their targets, where they are not those that it loads for all
 
   DEVICE_MEMBER void fetch(position_t k) {
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       const position_t at = k + place.own_edge(i);
-      next[i] = edges.find(idx, perm, at);
-      next_row[i] = at < edges.end ? __ldg(idx + at) : edges.row;
+      next[i] = edges.position(perm, at);
+      if (OWN > 1) next_row[i] = edges.source(idx, at);
     }
   }
   template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
     index_t source[BATCH];
     spread<FULL>(mine, source);
     position_t own[BATCH];
+    bool has[SLOTS][BATCH];
     acc_t weights[SLOTS][BATCH], top[SLOTS][BATCH], inverse[SLOTS][BATCH];
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
+      const index_t target = OWN > 1 ? next_row[i] : mine[0];
       own[i] = next[i];
 #pragma unroll
       for (int s = 0; s < SLOTS; s++) {
-        const acc_t* row = in_row(stats, next_row[i], 2 * place.heads, place.head_of(s));
-        const bool has = has_number(own[i], place, s);
-        weights[s][i] = has ? __ldg(number_at(scores, own[i], place, s)) : 0;
-        top[s][i] = has ? __ldg(row) : 0, inverse[s][i] = has ? __ldg(row + place.heads) : 0;
+        const acc_t* score = number_at(scores, own[i], place, s);
+        const acc_t* row = in_row(stats, target, 2 * place.heads, place.head_of(s));
+        has[s][i] = (FULL || target >= 0) && place.has(s);
+        weights[s][i] = has[s][i] ? __ldg(score) : 0;
+        top[s][i] = has[s][i] ? __ldg(row) : 0;
+        inverse[s][i] = has[s][i] ? __ldg(row + place.heads) : 0;
       }
     }
     fetch(k + BATCH);
@@ -58,8 +62,8 @@ struct Values {
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
         weights[s][i] = exp(weights[s][i] - top[s][i]) * inverse[s][i];
-        if (has_number(own[i], place, s) && place.writes(s))
-          *number_at(terms, own[i], place, s) = dots[s][i];
+        acc_t* term = number_at(terms, own[i], place, s);
+        if (has[s][i] && place.writes(s)) *term = dots[s][i];
 #if DROPOUT
         weights[s][i] *= dropout.factor(own[i], place.head_of(s));
 #endif

@@ -9,7 +9,7 @@
 // Traffic   gathers E rows of terms and of signs; sums, x_l and grad_x_l once
 // Numerics  acc_t sums in edge order, tiles merged in order by spmm_merge
 // Limits    VEC divides C
-#include "common/signs.cuh"
+#include "common/signed_sums.cuh"
 #include "common/slots.cuh"
 
 // Loads what the kernel may write, so not by way of the cache for constants.
@@ -41,23 +41,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   for (Turns turn; turn.first < num_rows + num_tiles; turn.next()) {
     const Edges edges(graph, turn.item);
     if (!any_group(edges.row >= 0)) continue;
-    SignedSums signed_sums;
+    RisingSums signed_sums;
     signed_sums.clear();
     for (position_t k = edges.begin; any_group(k < edges.stop); k += BATCH) {
-      position_t positions[BATCH];
-#pragma unroll
-      for (int i = 0; i < WORD_OWN; i++)
-        positions[i] = edges.find(idx, perm, k + word_edge(i, place));
-      SignWords words;
-      words.load(signs, positions, place);
+      position_t own[BATCH], positions[BATCH];
       acc_t slopes[SLOTS][BATCH];
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
-        const position_t own = edges.find(idx, perm, k + place.own_edge(i));
+        own[i] = edges.find(idx, perm, k + place.own_edge(i));
 #pragma unroll
-        for (int s = 0; s < SLOTS; s++) slopes[s][i] = load_number(terms, own, place, s);
+        for (int s = 0; s < SLOTS; s++) slopes[s][i] = load_number(terms, own[i], place, s);
       }
-      signed_sums.add(slopes, words, place);
+      find_words(edges, idx, perm, k, place, own, positions);
+      SignWords words;
+      words.load(signs, positions, place);
+      signed_sums.add(slopes, LaneSigns(words, place));
     }
     signed_sums.finish();
     if (edges.row < 0) continue;

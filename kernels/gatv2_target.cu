@@ -10,7 +10,7 @@
 // Limits    VEC divides C
 #define EDGES 0
 #include "common/attend_target.cuh"
-#include "common/signs.cuh"
+#include "common/signed_sums.cuh"
 #include "common/slots.cuh"
 
 // Weights are handed out after dropout.
@@ -59,18 +59,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     acc_t deltas[SLOTS];
 #pragma unroll
     for (int s = 0; s < SLOTS; s++) deltas[s] = target.delta(s);
-    SignedSums sums;
+    RisingSums sums;
     sums.clear();
     for (position_t k = edges.begin; any_group(k < edges.stop); k += BATCH) {
-      position_t positions[BATCH];
-#pragma unroll
-      for (int i = 0; i < WORD_OWN; i++)
-        positions[i] = edges.find(idx, nullptr, k + word_edge(i, place));
+      position_t own[BATCH], positions[BATCH];
+      acc_t slopes[SLOTS][BATCH];
+      target.slopes(k, deltas, slopes, own);
+      find_words(edges, idx, nullptr, k, place, own, positions);
       SignWords words;
       words.load(signs, positions, place);
-      acc_t slopes[SLOTS][BATCH];
-      target.slopes(k, deltas, slopes);
-      sums.add(slopes, words, place);
+      sums.add(slopes, LaneSigns(words, place));
     }
     sums.finish();
     if (edges.row < 0) continue;

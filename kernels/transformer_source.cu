@@ -12,7 +12,7 @@
 struct BackwardSource {
   const Edges& edges;
   const Place& place;
-  const index_t *idx, *perm;
+  const index_t* perm;
   const scalar_t* query;
   const acc_t* terms;
   acc_t sum[NV][VEC];
@@ -20,7 +20,7 @@ struct BackwardSource {
 
   DEVICE_MEMBER void fetch(position_t k) {
 #pragma unroll
-    for (int i = 0; i < OWN; i++) next[i] = edges.find(idx, perm, k + place.own_edge(i));
+    for (int i = 0; i < OWN; i++) next[i] = edges.position(perm, k + place.own_edge(i));
   }
   template <bool FULL> DEVICE_MEMBER void batch(position_t k, const index_t (&mine)[LOADS]) {
     index_t source[BATCH];
@@ -29,8 +29,11 @@ struct BackwardSource {
 #pragma unroll
     for (int s = 0; s < SLOTS; s++)
 #pragma unroll
-      for (int i = 0; i < OWN; i++)
-        slopes[s][i] = load_number(terms, next[i], place, s);
+      for (int i = 0; i < OWN; i++) {
+        const acc_t* at = number_at(terms, next[i], place, s);
+        const bool exists = FULL || k + place.own_edge(i) < edges.end;
+        slopes[s][i] = exists && place.has(s) ? __ldg(at) : 0;
+      }
     fetch(k + BATCH);
     Packed rows[BATCH][NV];
     load_rows<FULL>(query, source, place, rows);
@@ -49,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const Edges edges(graph, group_of_launch());
   if (!any_group(edges.row >= 0)) return;
   const Place place(heads, channels);
-  BackwardSource step = {edges, place, idx, perm, query, terms};
+  BackwardSource step = {edges, place, perm, query, terms};
   clear(step.sum);
   step.fetch(edges.begin);
   walk(edges, idx, step);

@@ -77,7 +77,8 @@ struct Backward {
     Packed rows[BATCH][NV];
     load_rows<FULL>(from.key, source, place, rows);
     acc_t slopes[SLOTS][BATCH];
-    target.slopes(k, deltas, slopes);
+    position_t own[BATCH];
+    target.slopes(k, deltas, slopes, own);
     add_weighted(sum, slopes, rows);
 #if EDGES
     const scalar_t* attr[BATCH];

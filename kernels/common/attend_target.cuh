@@ -40,9 +40,8 @@ struct Target {
   }
 
   DEVICE_MEMBER acc_t weight(position_t position, int s) const {
-    const bool has = has_number(position, place, s);
-    const acc_t score = has ? __ldg(number_at(tables.scores, position, place, s)) : 0;
-    return has ? exp(score - top[s]) * inverse[s] : 0;
+    const acc_t found = exp(load_number(tables.scores, position, place, s) - top[s]) * inverse[s];
+    return has_number(position, place, s) ? found : 0;
   }
 
   // t of an edge from <grad, value>.
@@ -119,32 +118,40 @@ struct Target {
     return place.has(s) ? __ldg(in_row(tables.delta, edges.row, place.heads, place.head_of(s))) : 0;
   }
 
-  // Turns t of the lane's edges of the batch at k into s.
-  DEVICE_MEMBER void slopes(position_t k, const acc_t (&deltas)[SLOTS], acc_t (&to)[SLOTS][BATCH]) const {
+  // Turns t of the lane's edges of the batch at k into s; also gives their positions.
+  DEVICE_MEMBER void slopes(position_t k, const acc_t (&deltas)[SLOTS], acc_t (&to)[SLOTS][BATCH],
+                            position_t (&own)[BATCH]) const {
+    position_t written[BATCH];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+      const position_t edge = k + place.own_edge(i);
+      own[i] = edges.find(idx, nullptr, edge);
+      written[i] = LOOPS && edge < edges.end ? edge : own[i];  // zero, of edges that are skipped
+    }
 #pragma unroll
     for (int s = 0; s < SLOTS; s++) {
-      position_t own[BATCH];
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
-        const position_t edge = k + place.own_edge(i), found = edges.find(idx, nullptr, edge);
-        to[s][i] = has_number(found, place, s) ? weight(found, s) * (term(found, s) - deltas[s]) : 0;
-        own[i] = LOOPS && edge < edges.end ? edge : found;
+        const acc_t slope = weight(own[i], s) * (term(own[i], s) - deltas[s]);
+        to[s][i] = has_number(own[i], place, s) ? slope : 0;
       }
-      put(own, s, to[s]);
+      put(written, s, to[s]);
     }
   }
 
  private:
   DEVICE_MEMBER acc_t term(position_t position, int s) const {
-    return has_number(position, place, s) ? *number_at(tables.terms, position, place, s) : 0;
+    const acc_t* at = number_at(tables.terms, position, place, s);
+    return has_number(position, place, s) ? *at : 0;
   }
   // Writes numbers of edges once all lanes have read those before.
   DEVICE_MEMBER void put(const position_t (&own)[BATCH], int s, const acc_t (&values)[BATCH]) const {
     if (SPREAD > 1) __syncwarp();
 #pragma unroll
-    for (int i = 0; i < OWN; i++)
-      if (own[i] != NOWHERE && place.writes(s))
-        *number_at(tables.terms, own[i], place, s) = values[i];
+    for (int i = 0; i < OWN; i++) {
+      acc_t* to = number_at(tables.terms, own[i], place, s);
+      if (own[i] != NOWHERE && place.writes(s)) *to = values[i];
+    }
   }
 };
 

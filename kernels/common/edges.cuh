@@ -42,28 +42,31 @@ struct Edges {
   }
   DEVICE_MEMBER position_t position(position_t at) const { return LOOPS && at == end ? loop : at; }
 
-  // The same by target, given `perm` in rows by source; NOWHERE beyond the last edge, and of an edge
-  // that is skipped.
+  // The same by target, given `perm` in rows by source.
+  DEVICE_MEMBER position_t position(const index_t* perm, position_t at) const {
+    if (LOOPS && at == end) return loop;
+    return perm && at < end ? (position_t)__ldg(perm + at) : at;
+  }
+  // NOWHERE beyond the last edge, and of an edge that is skipped.
   DEVICE_MEMBER position_t find(const index_t* idx, const index_t* perm, position_t at) const {
-    if (at >= stop) return NOWHERE;
+    if (at >= stop || (LOOPS && source(idx, at) < 0)) return NOWHERE;
+    return position(perm, at);
+  }
+  // The source of an edge, -1 for none.
+  DEVICE_MEMBER index_t source(const index_t* idx, position_t at) const {
+    index_t found = at < end ? __ldg(idx + at) : -1;
 #if LOOPS
-    if (at == end) return loop;
-    if (__ldg(idx + at) == row) return NOWHERE;
+    if (found == row) found = -1;
+    if (at == end && at < stop) found = row;
 #endif
-    return perm ? (position_t)__ldg(perm + at) : at;
+    return found;
   }
 
-  // The lane's share of the sources of a batch, -1 for none.
+  // The lane's share of the sources of a batch: of its own edge, where it has but one.
   DEVICE_MEMBER void fetch(const index_t* idx, position_t k, index_t (&mine)[LOADS]) const {
 #pragma unroll
-    for (int i = 0; i < LOADS; i++) {
-      const position_t at = k + i * SHARERS + threadIdx.x % SHARERS;
-      mine[i] = at < end ? __ldg(idx + at) : -1;
-#if LOOPS
-      if (mine[i] == row) mine[i] = -1;
-      if (at == end && at < stop) mine[i] = row;
-#endif
-    }
+    for (int i = 0; i < LOADS; i++)
+      mine[i] = source(idx, k + i * SHARERS + threadIdx.x / SPREAD % SHARERS);
   }
 };
 
@@ -78,7 +81,8 @@ DEVICE T* number_at(T* table, position_t position, const Place& place, int slot)
 
 // The number of a position and head, zero where there is none.
 DEVICE acc_t load_number(const acc_t* table, position_t position, const Place& place, int slot) {
-  return has_number(position, place, slot) ? __ldg(number_at(table, position, place, slot)) : 0;
+  const acc_t* at = number_at(table, position, place, slot);
+  return has_number(position, place, slot) ? __ldg(at) : 0;
 }
 
 // Writes the sums of an item: of a whole row to the table, of a tile to its partial.
@@ -97,10 +101,23 @@ DEVICE unsigned spread(const index_t (&mine)[LOADS], index_t (&source)[BATCH]) {
 #pragma unroll
   for (int u = 0; u < BATCH; u++) {
     source[u] = mine[u / SHARERS];
-    if (LANES > 1) source[u] = __shfl_sync(ALL_LANES, source[u], u % SHARERS, LANES);
+    if (LANES > 1)
+      source[u] = __shfl_sync(ALL_LANES, source[u], u % SHARERS * SPREAD, LANES);
     used |= (unsigned)(source[u] >= 0) << u;
   }
   return FULL ? ~0u : used;
+}
+
+// Whether a batch lacks no edge, for all lanes of a warp.
+DEVICE bool full_batch(const Edges& edges, position_t k, const index_t (&mine)[LOADS]) {
+#if LOOPS
+  bool full = true;
+#pragma unroll
+  for (int i = 0; i < LOADS; i++) full &= mine[i] >= 0;
+  return __all_sync(ALL_LANES, full);
+#else
+  return all_groups(k + BATCH <= edges.end);
+#endif
 }
 
 // Calls step.batch<FULL>(k, mine) for each batch of an item's edges, with the next batch's indices
@@ -113,7 +130,7 @@ template <class Step> DEVICE void walk(const Edges& edges, const index_t* idx, S
 #pragma unroll
     for (int i = 0; i < LOADS; i++) mine[i] = next[i];
     edges.fetch(idx, k + BATCH, next);
-    if (!LOOPS && all_groups(k + BATCH <= edges.end))
+    if (full_batch(edges, k, mine))
       step.template batch<true>(k, mine);
     else
       step.template batch<false>(k, mine);
