@@ -124,48 +124,4 @@ struct SignWords {
         }
       }
   }
-  // The bits of the lane's channels of an edge.
-  DEVICE_MEMBER unsigned of(int u, int n, const Place& place) const {
-    const int own = u % WORD_OWN, lane = u / WORD_OWN * WORD_SPREAD;
-    const unsigned word = WORD_LANES == 1 ? words[n][own]
-                                          : __shfl_sync(ALL_LANES, words[n][own], lane, WORD_LANES);
-    return word >> place.sub % WORD_LANES * VEC;
-  }
-};
-
-// sum += value where the bits say so
-DEVICE void add_where(acc_t (&sum)[VEC], unsigned bits, acc_t value) {
-#pragma unroll
-  for (int v = 0; v < VEC; v++)
-    if (bits >> v & 1) sum[v] += value;
-}
-
-// The sums of what the edges of a row have: where hidden values are positive, and everywhere.
-struct SignedSums {
-  acc_t rise[NV][VEC], all[SLOTS];
-
-  DEVICE_MEMBER void clear() {
-    ::clear(rise);
-#pragma unroll
-    for (int s = 0; s < SLOTS; s++) all[s] = 0;
-  }
-  DEVICE_MEMBER void add(const acc_t (&slopes)[SLOTS][BATCH], const SignWords& positive,
-                         const Place& place) {
-#pragma unroll
-    for (int s = 0; s < SLOTS; s++) {
-#pragma unroll
-      for (int i = 0; i < OWN; i++) all[s] += slopes[s][i];
-#pragma unroll
-      for (int u = 0; u < BATCH; u++) {
-        const acc_t slope = of_edge(slopes[s], u);
-#pragma unroll
-        for (int n = s * HEAD_VECS; n < (s + 1) * HEAD_VECS; n++)
-          add_where(rise[n], positive.of(u, n, place), slope);
-      }
-    }
-  }
-  DEVICE_MEMBER void finish() {
-#pragma unroll
-    for (int s = 0; s < SLOTS; s++) all[s] = sum_over_edges(all[s]);
-  }
 };
