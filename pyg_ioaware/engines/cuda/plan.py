@@ -222,12 +222,12 @@ def _pace(
     """The same; length is 0 where rows are short, 2 where they are long, else 1."""
     short, long = length == 0, length == 2
     if kernel == "spmm" and vectors == 1 and not features:
-        return Pace(16 if long else 8 if size == 2 and not short else 4, 1)
+        return Pace(4, 16) if short else Pace(16 if long and size == 4 else 8, 8 if long else 12)
     if kernel in ("spmm", "reduce"):
-        return Pace(8 if vectors == 1 and long and not features else 4, 1)
+        return Pace(8 if vectors == 1 and not short and not features else 4, 1)
     if kernel == "reduce_gather":
         lean = vectors == 1 and not features
-        return Pace(2 if short else 4, (7 if more else 8) if lean else 1)
+        return Pace(4, (7 if more or size == 2 else 8) if lean else 1)
     if kernel == "reduce_scan":
         return Pace(2, 10 if size == 4 else 8)
     lean = vectors == 1 and size <= 4 and not features
@@ -248,20 +248,20 @@ def _pace(
 _ATTENTION = {
     ("gatv2", 4): ((4, 7), (4, 7), (8, 6)),
     ("gatv2", 2): ((4, 7), (4, 7), (4, 7)),
-    ("gatv2_kept", 4): ((4, 9), (4, 9), (8, 6)),
-    ("gatv2_kept", 2): ((4, 7), (4, 7), (4, 7)),
-    ("attention_values", 4): ((4, 8), (4, 8), (8, 6)),
-    ("attention_values", 2): ((4, 6), (4, 6), (4, 6)),
-    ("gatv2_target", 4): ((4, 12), (8, 12), (8, 12)),
-    ("gatv2_target", 2): ((4, 12), (8, 10), (8, 10)),
-    ("gatv2_source", 4): ((4, 12), (8, 12), (8, 12)),
-    ("gatv2_source", 2): ((4, 12), (8, 12), (16, 8)),
-    ("transformer", 4): ((2, 12), (4, 1), (4, 1)),
+    ("gatv2_kept", 4): ((2, 10), (4, 9), (8, 6)),
+    ("gatv2_kept", 2): ((4, 6), (4, 7), (4, 5)),
+    ("attention_values", 4): ((2, 10), (4, 8), (4, 8)),
+    ("attention_values", 2): ((2, 10), (4, 8), (4, 7)),
+    ("gatv2_target", 4): ((4, 16), (16, 8), (16, 8)),
+    ("gatv2_target", 2): ((4, 12), (16, 8), (16, 8)),
+    ("gatv2_source", 4): ((4, 16), (16, 8), (16, 8)),
+    ("gatv2_source", 2): ((4, 12), (16, 8), (16, 8)),
+    ("transformer", 4): ((2, 10), (4, 8), (4, 8)),
     ("transformer", 2): ((2, 10), (4, 8), (4, 8)),
-    ("transformer_target", 4): ((2, 8), (8, 8), (8, 8)),
-    ("transformer_target", 2): ((4, 10), (8, 8), (8, 8)),
-    ("transformer_source", 4): ((2, 8), (4, 8), (8, 8)),
-    ("transformer_source", 2): ((2, 8), (8, 6), (8, 6)),
+    ("transformer_target", 4): ((2, 12), (8, 8), (8, 8)),
+    ("transformer_target", 2): ((2, 12), (8, 8), (8, 8)),
+    ("transformer_source", 4): ((2, 8), (8, 8), (8, 8)),
+    ("transformer_source", 2): ((2, 8), (8, 8), (8, 8)),
 }
 _ORDERED = ("gatv2_target", "gatv2_source")  # gather no rows
 
