@@ -3,6 +3,7 @@
 // HEAD_LANES lanes, a power of two, share a head; a lane has HEAD_VECS accesses of VEC numbers of
 // each of its heads, NV in all. FILLED tells that no access is beyond its head, no head beyond the
 // row. All lanes of a warp walk together, so that shuffles need no mask.
+//
 // Of a batch of edges every edge's sum is in SPREAD lanes, and a lane has those of OWN edges: what
 // follows of scores is done once, not by all lanes of a head.
 #pragma once

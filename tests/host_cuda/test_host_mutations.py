@@ -79,7 +79,7 @@ FAULTS = {
         "common/signs.cuh", "if (bits >> v & 1) sum[v]", "sum[v]", "gatv2"
     ),
     "mask_without_the_last_lane": Fault(
-        "common/heads.cuh", "ALL_LANES 0xffffffffu", "ALL_LANES 0x7fffffffu", "transformer"
+        "common/combine.cuh", "ALL_LANES 0xffffffffu", "ALL_LANES 0x7fffffffu", "transformer"
     ),
     "mask_of_another_group": Fault(
         "common/rows.cuh", "threadIdx.x / LANES * LANES & 31", "threadIdx.x / LANES & 31", "sddmm"
