@@ -275,6 +275,9 @@ inline int __mulhi(int a, int b) { return (long long)a * b >> 32; }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return (unsigned __int128)a * b >> 64;
 }
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
+  return (((unsigned long long)high << 32 | low) << (by & 31)) >> 32;
+}
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
   const unsigned long long both = (unsigned long long)b << 32 | a;
   unsigned out = 0;
