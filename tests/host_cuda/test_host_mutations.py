@@ -80,12 +80,8 @@ FAULTS = {
     "signs_that_nobody_reads": Fault(
         "common/signed_sums.cuh", "word >> v & 1) sum", "1) sum", "gatv2"
     ),
-    "bytes_of_another_lane": Fault(
-        "common/signed_sums.cuh", "? 0x3715", "? 0x3751", "gatv2", channels=32
-    ),
-    "signs_of_another_lane": Fault(
-        "common/signed_sums.cuh", "first & 4", "0", "gatv2", channels=32
-    ),
+    "bytes_of_another_lane": Fault("common/signed_sums.cuh", "? 0x3715", "? 0x3751", "gatv2_words"),
+    "signs_of_another_lane": Fault("common/signed_sums.cuh", "first & 4", "0", "gatv2_words"),
     "mask_without_the_last_lane": Fault(
         "common/heads.cuh", "ALL_LANES 0xffffffffu", "ALL_LANES 0x7fffffffu", "transformer"
     ),
