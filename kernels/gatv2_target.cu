@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (position_t k = edges.begin; any_group(k < edges.stop); k += BATCH) {
       position_t own[BATCH], positions[BATCH];
       acc_t slopes[SLOTS][BATCH];
-      target.slopes(k, deltas, slopes, own);
+      target.slopes<false>(k, deltas, slopes, own);
       find_words(edges, idx, nullptr, k, place, own, positions);
       SignWords words;
       words.load(signs, positions, place);

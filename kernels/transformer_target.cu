@@ -78,7 +78,7 @@ struct Backward {
     load_rows<FULL>(from.key, source, place, rows);
     acc_t slopes[SLOTS][BATCH];
     position_t own[BATCH];
-    target.slopes(k, deltas, slopes, own);
+    target.slopes<FULL>(k, deltas, slopes, own);
     add_weighted(sum, slopes, rows);
 #if EDGES
     const scalar_t* attr[BATCH];

@@ -39,9 +39,10 @@ struct Target {
     }
   }
 
-  DEVICE_MEMBER acc_t weight(position_t position, int s) const {
-    const acc_t found = exp(load_number(tables.scores, position, place, s) - top[s]) * inverse[s];
-    return has_number(position, place, s) ? found : 0;
+  DEVICE_MEMBER acc_t weight(position_t position, bool has, int s) const {
+    const acc_t* score = number_at(tables.scores, position, place, s);
+    const acc_t found = exp((has ? __ldg(score) : 0) - top[s]) * inverse[s];
+    return has ? found : 0;
   }
 
   // t of an edge from <grad, value>.
@@ -80,7 +81,7 @@ struct Target {
   // Forms t, and sums what delta is made of: of all edges, or of none. `more(k, parts)` adds the
   // lane's parts of what t has besides what `terms` hold.
   template <bool AFTER_DROPOUT, class More> DEVICE_MEMBER void sum(bool takes, const More& more) {
-    const position_t stop = takes ? edges.stop : edges.begin;
+    const position_t stop = hidden(takes ? edges.stop : edges.begin);
     for (position_t k = edges.begin; any_group(k < stop); k += BATCH) {
       acc_t parts[SLOTS][BATCH] = {};
       more(k, parts);
@@ -88,16 +89,17 @@ struct Target {
       for (int s = 0; s < SLOTS; s++) {
         if (EDGES) combine<HEAD_LANES>(parts[s], place.sub, Plus());
         position_t own[BATCH];
+        bool has[BATCH];
         acc_t weights[BATCH], t[BATCH];
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
           const position_t edge = k + place.own_edge(i);
-          own[i] = edge < stop ? edges.find(idx, nullptr, edge) : NOWHERE;
-          weights[i] = weight(own[i], s), t[i] = term(own[i], s);
-          if (CHANGES && has_number(own[i], place, s))
-            t[i] = change<AFTER_DROPOUT>(own[i], s, t[i] + parts[s][i]);
+          own[i] = edges.position(edge);
+          has[i] = edge < stop && edges.takes(idx, edge) && place.has(s);
+          weights[i] = weight(own[i], has[i], s), t[i] = term(own[i], has[i], s);
+          if (CHANGES && has[i]) t[i] = change<AFTER_DROPOUT>(own[i], s, t[i] + parts[s][i]);
         }
-        if (CHANGES) put(own, s, t);
+        if (CHANGES) put(own, has, s, t);
         find_centre(s, weights, t);
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
@@ -119,38 +121,46 @@ struct Target {
   }
 
   // Turns t of the lane's edges of the batch at k into s; also gives their positions.
+  template <bool FULL>
   DEVICE_MEMBER void slopes(position_t k, const acc_t (&deltas)[SLOTS], acc_t (&to)[SLOTS][BATCH],
                             position_t (&own)[BATCH]) const {
-    position_t written[BATCH];
+    bool exists[BATCH], taken[BATCH];
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       const position_t edge = k + place.own_edge(i);
-      own[i] = edges.find(idx, nullptr, edge);
-      written[i] = LOOPS && edge < edges.end ? edge : own[i];  // zero, of edges that are skipped
+      exists[i] = FULL || edge < edges.stop, taken[i] = exists[i] && edges.takes(idx, edge);
+      own[i] = edges.position(edge);
     }
 #pragma unroll
     for (int s = 0; s < SLOTS; s++) {
+      bool writes[BATCH];
 #pragma unroll
       for (int i = 0; i < OWN; i++) {
-        const acc_t slope = weight(own[i], s) * (term(own[i], s) - deltas[s]);
-        to[s][i] = has_number(own[i], place, s) ? slope : 0;
+        const bool has = taken[i] && place.has(s);
+        const acc_t slope = weight(own[i], has, s) * (term(own[i], has, s) - deltas[s]);
+        to[s][i] = has ? slope : 0;
+        writes[i] = exists[i] && place.has(s);
       }
-      put(written, s, to[s]);
+      put(own, writes, s, to[s]);
     }
+#pragma unroll
+    for (int i = 0; i < OWN; i++)
+      if (!taken[i]) own[i] = NOWHERE;
   }
 
  private:
-  DEVICE_MEMBER acc_t term(position_t position, int s) const {
+  DEVICE_MEMBER acc_t term(position_t position, bool has, int s) const {
     const acc_t* at = number_at(tables.terms, position, place, s);
-    return has_number(position, place, s) ? *at : 0;
+    return has ? *at : 0;
   }
   // Writes numbers of edges once all lanes have read those before.
-  DEVICE_MEMBER void put(const position_t (&own)[BATCH], int s, const acc_t (&values)[BATCH]) const {
+  DEVICE_MEMBER void put(const position_t (&own)[BATCH], const bool (&has)[BATCH], int s,
+                         const acc_t (&values)[BATCH]) const {
     if (SPREAD > 1) __syncwarp();
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
       acc_t* to = number_at(tables.terms, own[i], place, s);
-      if (own[i] != NOWHERE && place.writes(s)) *to = values[i];
+      if (has[i] && place.writes(s)) *to = values[i];
     }
   }
 };

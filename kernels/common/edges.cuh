@@ -49,8 +49,11 @@ struct Edges {
   }
   // NOWHERE beyond the last edge, and of an edge that is skipped.
   DEVICE_MEMBER position_t find(const index_t* idx, const index_t* perm, position_t at) const {
-    if (at >= stop || (LOOPS && source(idx, at) < 0)) return NOWHERE;
-    return position(perm, at);
+    return at < stop && takes(idx, at) ? position(perm, at) : NOWHERE;
+  }
+  // Whether an edge before the end is not skipped.
+  DEVICE_MEMBER bool takes(const index_t* idx, position_t at) const {
+    return !LOOPS || at >= end || __ldg(idx + at) != row;
   }
   // The source of an edge, -1 for none.
   DEVICE_MEMBER index_t source(const index_t* idx, position_t at) const {

@@ -2,7 +2,8 @@
 //
 // HEAD_LANES lanes, a power of two, share a head; a lane has HEAD_VECS accesses of VEC numbers of
 // each of its heads, NV in all. FILLED tells that no access is beyond its head, no head beyond the
-// row. All lanes of a warp walk together, so that shuffles need no mask.
+// row; WHOLE that a group has all heads, too, and strides are known. All lanes of a warp walk
+// together, so that shuffles need no mask.
 //
 // Of a batch of edges every edge's sum is in SPREAD lanes, and a lane has those of OWN edges: what
 // follows of scores is done once, not by all lanes of a head.
@@ -11,6 +12,9 @@
 #include "rows.cuh"
 #include "vec.cuh"
 
+#ifndef WHOLE
+#define WHOLE 0
+#endif
 #define SIDE (LANES / HEAD_LANES)  // heads side by side
 #define SLOTS (NV / HEAD_VECS)     // heads of one lane
 #define SPREAD (HEAD_LANES > BATCH ? HEAD_LANES / BATCH : 1)
@@ -22,9 +26,10 @@ struct Place {
 
   DEVICE_MEMBER Place(int heads_, int channels_) {
     const int lane = threadIdx.x % LANES;
-    heads = heads_, channels = FILLED ? HEAD_LANES * HEAD_VECS * VEC : channels_;
+    heads = WHOLE ? SLOTS * SIDE : heads_;
+    channels = FILLED ? HEAD_LANES * HEAD_VECS * VEC : channels_;
     width = heads * channels;
-    head = blockIdx.y * SLOTS * SIDE + lane / HEAD_LANES, sub = lane % HEAD_LANES;
+    head = (WHOLE ? 0 : blockIdx.y * SLOTS * SIDE) + lane / HEAD_LANES, sub = lane % HEAD_LANES;
   }
   DEVICE_MEMBER int head_of(int slot) const { return head + slot * SIDE; }
   DEVICE_MEMBER bool has(int slot) const { return FILLED || head_of(slot) < heads; }

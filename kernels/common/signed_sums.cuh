@@ -63,8 +63,7 @@ struct LaneSigns {
   }
   // Rotates a bit to where the second was: a predicate of the first takes two instructions.
   DEVICE_MEMBER static unsigned from_second(unsigned word, int bit) {
-    const int left = 1 - bit;
-    return word << (left & 31) | word >> (-left & 31);
+    return __funnelshift_l(word, word, 1 - bit);
   }
 };
 

@@ -116,6 +116,7 @@ class Case:
 CASES = {
     "gatv2": Case("gatv2"),
     "gatv2_loops": Case("gatv2", loops=True),
+    "gatv2_words": Case("gatv2", 2, 20),  # lanes that share words of signs
     "gatv2_weights": Case("gatv2", 5, 4, dropout=0.4, weights=True),
     "gatv2_edges": Case("gatv2", 2, 8, dim=3),
     "gatv2_all": Case("gatv2", 3, 12, dim=5, loops=True, dropout=0.3, weights=True),

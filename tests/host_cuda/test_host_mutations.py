@@ -68,16 +68,20 @@ FAULTS = {
     "tail_that_is_too_long": Fault(
         "sddmm.cu", "SPREAD || k + u >= count", "SPREAD || k + u > count", "sddmm"
     ),
-    "edge_after_the_last": Fault("common/edges.cuh", "at < end ?", "at <= end ?", "transformer"),
+    "edge_after_the_last": Fault(
+        "common/edges.cuh", "found = at < end ?", "found = at <= end ?", "transformer"
+    ),
     "batch_that_is_not_written": Fault(
-        "common/attend_target.cuh", "put(own, s, to[s]);", "", "transformer", split=20
+        "common/attend_target.cuh", "put(own, writes, s, to[s]);", "", "transformer", split=20
     ),
     "delta_of_whole_rows_alone": Fault(
         "common/attend_target.cuh", "edges.part < 0) return", "true) return", "transformer"
     ),
     "signs_that_nobody_reads": Fault(
-        "common/signs.cuh", "if (bits >> v & 1) sum[v]", "sum[v]", "gatv2"
+        "common/signed_sums.cuh", "word >> v & 1) sum", "1) sum", "gatv2"
     ),
+    "bytes_of_another_lane": Fault("common/signed_sums.cuh", "? 0x3715", "? 0x3751", "gatv2_words"),
+    "signs_of_another_lane": Fault("common/signed_sums.cuh", "first & 4", "0", "gatv2_words"),
     "mask_without_the_last_lane": Fault(
         "common/combine.cuh", "ALL_LANES 0xffffffffu", "ALL_LANES 0x7fffffffu", "transformer"
     ),
