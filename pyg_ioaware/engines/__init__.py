@@ -69,6 +69,7 @@ class Engine(Protocol):
     gathers: bool  # whether it takes gradients of sources from the rows by source only
     # Whether scores with edge features are kept for the backward pass; all are where it gathers.
     keeps_scores: bool
+    sums_columns: bool  # whether it sums over rows faster than PyTorch
 
     def run(self, kernel: str, csr: Any, *args: Any) -> None:
         """Run ``kernel`` on the structure ``csr``, writing to the output arguments."""

@@ -15,6 +15,7 @@ from pyg_ioaware import support
 from pyg_ioaware.graph.cache import CACHE
 from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.messages import matrix_parts, structure
+from pyg_ioaware.nn.biased import as_seen
 from pyg_ioaware.nn.forward import Forward, Function
 from pyg_ioaware.nn.sources import is_known
 from pyg_ioaware.ops import EdgeFeatures
@@ -53,7 +54,7 @@ class View:
         self._conv, self._with_weights = conv, with_weights
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._conv, name)  # parameters, modules and what the class has
+        return as_seen(getattr(self._conv, name))  # parameters, modules and what the class has
 
     def _attempt(self, *operands: Any) -> Any:
         """Returns output and weights; None if stock PyG has to pass the messages instead."""

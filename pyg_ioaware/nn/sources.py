@@ -16,6 +16,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "GATv2Conv.message": ("bad04a3faa7e7d20",),
     "TransformerConv.forward": ("f4f88b3ab1e805f8",),
     "TransformerConv.message": ("9a2e47d34a7bf3b4",),
+    "GCNConv.forward": ("0abb2c80bd284fd4",),
     "GCNConv.message": ("c61c2e4226b0dcb4",),
     "GraphConv.message": ("c61c2e4226b0dcb4",),
     "SAGEConv.message": ("e016d29a71ddb14f",),

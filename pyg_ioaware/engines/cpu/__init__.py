@@ -28,6 +28,7 @@ class CPUEngine:
     native_dtypes = frozenset({torch.float32, torch.float64})
     split = 512  # edges beyond which a row is split into tiles
     gathers = False
+    sums_columns = False
     keeps_scores = True
 
     def __init__(self) -> None:

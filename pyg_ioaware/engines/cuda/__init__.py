@@ -13,6 +13,7 @@ from pyg_ioaware.engines.cuda.launch import CUDARuntime, Runtime
 _FILES = {
     "spmm": "spmm",
     "sddmm": "sddmm",
+    "column_sums": "column_sums",
     "reduce": "reduce",
     "reduce_gather": "reduce_backward",
     "reduce_weight": "reduce_backward",
@@ -36,6 +37,7 @@ class CUDAEngine:
     native_dtypes = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
     split = 128  # edges beyond which a row is split into tiles
     gathers = True
+    sums_columns = True
     keeps_scores = False
 
     def __init__(self, runtime: Runtime) -> None:

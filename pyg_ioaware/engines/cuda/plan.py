@@ -112,6 +112,7 @@ class HeadLayout(NamedTuple):
             *(("VEC", self.vec), ("LANES", self.lanes), ("NV", self.vectors)),
             *(("HEAD_LANES", self.head_lanes), ("HEAD_VECS", self.head_vectors)),
             ("FILLED", int(self.filled)),
+            ("WHOLE", int(self.filled and self.slices == 1)),
         )
 
     def blocks(self, groups: int) -> int:
@@ -221,7 +222,7 @@ def _pace(
 ) -> Pace:
     """The same; length is 0 where rows are short, 2 where they are long, else 1."""
     short, long = length == 0, length == 2
-    if kernel == "spmm" and vectors == 1 and not features:
+    if kernel == "spmm" and vectors == 1 and size <= 4 and not features:
         return Pace(4, 16) if short else Pace(16 if long and size == 4 else 8, 8 if long else 12)
     if kernel in ("spmm", "reduce"):
         return Pace(8 if vectors == 1 and not short and not features else 4, 1)
