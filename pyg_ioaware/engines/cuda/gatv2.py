@@ -16,15 +16,13 @@ from pyg_ioaware.engines.cuda.launch import (
     specialise,
     types_of,
 )
-from pyg_ioaware.engines.cuda.plan import THREADS, HeadLayout, head_layout, pace
+from pyg_ioaware.engines.cuda.plan import THREADS, head_layout, pace
+from pyg_ioaware.engines.cuda.slots import slots_of, sum_slots
 from pyg_ioaware.engines.cuda.spmm import merge_sums
 from pyg_ioaware.graph.csr import CSR
 
 _LIN_DEPTH = 4  # features of edges that a block of gatv2_lin takes
 _MOST_LIN_SLOTS = 512
-MOST_SLOTS = 8192  # blocks of a launch that sums gradients of parameters
-_SUMMED = 64  # of their sums, by one thread, where there are many
-_MANY_SLOTS = 1024
 
 _EDGES = [("attr", "T*"), ("loop_attr", "T*"), ("lin", "T*")]
 _ROWS = [*ROWS, ("num_loops", "i64")]
@@ -181,13 +179,13 @@ def gatv2_target(
         grid = plan.blocks(count), plan.slices
         _DELTA(runtime, macros, grid, THREADS, *given, seed, terms, partial_delta, *sizes, *rate)
         delta = attention.delta_of(runtime, csr, partial_delta)
-    blocks = _slots(plan, rows + count)
+    blocks = slots_of(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
     args = (*given, delta, signs, x_r, att, seed, terms, grad_x_r, slots, partial)
     _TARGET(runtime, macros, (blocks, plan.slices), THREADS, *args, *sizes, slope, *rate)
     if count:
         merge_sums(runtime, csr, partial, grad_x_r)
-    _sum_slots(slots, att_parts)
+    sum_slots(slots, att_parts)
     if lin is None or lin_parts is None or not dim:
         return
     positions = terms.size(0)
@@ -213,19 +211,6 @@ def gatv2_target(
             *(runtime, macros, grid, THREADS, perm, lin, att),
             *(*edges, grad_attr, grad_loop, *counts),
         )
-
-
-def _slots(plan: HeadLayout, items: int) -> int:
-    """Returns how many blocks take so many items, and each write sums: if many, a multiple."""
-    blocks = min(MOST_SLOTS, plan.blocks(items))
-    return blocks if blocks < _MANY_SLOTS else -(-blocks // _SUMMED) * _SUMMED
-
-
-def _sum_slots(slots: Tensor, out: Tensor) -> None:
-    """Writes the sum over rows: of many by parts, for few columns are few threads."""
-    if slots.size(0) >= _MANY_SLOTS:
-        slots = slots.view(-1, _SUMMED, out.numel()).sum(1)
-    torch.sum(slots, 0, keepdim=True, out=out)
 
 
 def _flat(vec: int, vectors: int, batch: int) -> Macros:
@@ -259,12 +244,12 @@ def gatv2_source(
     plan = head_layout(heads, channels, x_l, att, grad_x_l)
     speed = pace("gatv2_source", plan, x_l, idx.numel(), rows)
     macros = specialise(types_of(x_l, rowptr), plan, speed, LOOPS=num_loops >= 0)
-    blocks = _slots(plan, rows + count)
+    blocks = slots_of(plan, rows + count)
     slots = att_parts.new_empty(blocks, width)
     read = (rowptr, idx, perm, tiles, terms, signs, x_l, att, sums)
     sizes = (rows, count, split, num_loops, heads, channels, slope)
     grid = blocks, plan.slices
     _SOURCE(runtime, macros, grid, THREADS, *read, grad_x_l, slots, partial, *sizes)
-    _sum_slots(slots, att_parts)
+    sum_slots(slots, att_parts)
     if count:
         merge_sums(runtime, csr, partial, grad_x_l)
