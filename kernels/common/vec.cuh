@@ -17,6 +17,13 @@ DEVICE T hidden(T value) {
   return value;
 }
 
+// Tells the compiler where hidden pointers point to.
+#ifdef PORTABLE
+#define ASSUME_GLOBAL(AT)
+#else
+#define ASSUME_GLOBAL(AT) __builtin_assume(__isGlobal(AT))
+#endif
+
 DEVICE long long wide_product(int a, int b) { return (long long)a * b; }
 DEVICE long long wide_product(unsigned a, unsigned b) { return (unsigned long long)a * b; }
 DEVICE long long wide_product(long long a, long long b) { return a * b; }
@@ -27,9 +34,7 @@ template <class T, class Row>
 DEVICE T* in_row(T* table, Row row, int width, int offset) {
   const Row bytes = hidden(width * (int)sizeof(T));
   const char* first = (const char*)hidden(table + offset);
-#ifndef PORTABLE
-  __builtin_assume(__isGlobal(first));
-#endif
+  ASSUME_GLOBAL(first);
   return (T*)(first + wide_product(row, bytes));
 }
 
