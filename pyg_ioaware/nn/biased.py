@@ -9,6 +9,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.dense.linear import Linear
 
 from pyg_ioaware import support
+from pyg_ioaware.engines import row_width
 from pyg_ioaware.ops.bias import biased, sums_columns
 
 _STOCK = Linear.forward
@@ -53,7 +54,7 @@ def add_bias(out: Any, bias: Any) -> Tensor | None:
     Returns:
         torch.Tensor, optional: :obj:`None` if it is left to PyG.
     """
-    if not isinstance(out, Tensor) or not _is_worth_it(out, bias, out[0].numel()):
+    if not isinstance(out, Tensor) or not _is_worth_it(out, bias, row_width(out)):
         return None
     return biased(out + bias.detach().view(out.shape[1:]), bias)
 
