@@ -15,6 +15,7 @@ from torch import Tensor
 from pyg_ioaware import engines, ops
 from pyg_ioaware.graph.csr import Adjacency
 from pyg_ioaware.ops.attention import EdgeFeatures
+from pyg_ioaware.ops.bias import biased
 from pyg_ioaware.ops.reduce import TIES
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -107,6 +108,13 @@ def _attention(op: str, weights: bool, dropout: bool, edges: bool, loops: bool =
     return call
 
 
+def _column_sums(dtype: torch.dtype, shape: Shape) -> None:
+    """Sums more rows than there are of any graph: a batch of them for each lane, and a tail."""
+    x = features(700, shape.heads * shape.channels, dtype=dtype)
+    bias = x.new_zeros(x.size(1)).requires_grad_()
+    _step(biased(x, bias), bias)
+
+
 def _structures() -> None:
     """Builds structures from either kind of index, in any order, both directions."""
     for graph, dtype in itertools.product((_DENSE, _hubs()), (torch.int32, torch.int64)):
@@ -145,6 +153,7 @@ def run(dtype: torch.dtype, shape: Shape, every: bool = True) -> None:
     engine = engines.of(DEVICE)
     assert engine is not None, engines.why_none(DEVICE)
     _structures()
+    _column_sums(dtype, shape)
     for (graph, engine.split), call in itertools.product(GRAPHS, chosen):
         call(graph.adjacency, dtype, shape)
     for engine.split, ties in itertools.product((3, 128), TIES if every else TIES[:1]):

@@ -22,7 +22,7 @@ from pyg_ioaware.nn.attention import (
     edge_features,
     require,
 )
-from pyg_ioaware.nn.biased import add_bias
+from pyg_ioaware.nn.biased import as_added
 from pyg_ioaware.nn.fused import FusedMessages, bind_memo
 from pyg_ioaware.ops import EdgeFeatures
 from pyg_ioaware.record import RECORD
@@ -73,18 +73,9 @@ class _View(View):
     def propagate(self, edge_index: Any, x: Any, alpha: Any) -> Tensor:
         """Returns the output."""
         if self._out is not None:
-            return self._biased(self._out)
+            self.bias = as_added(self._conv.bias, self._out)
+            return self._out
         out: Tensor = self._conv.propagate(self._edge_index, x=x, alpha=alpha)
-        return out
-
-    def _biased(self, out: Tensor) -> Tensor:
-        """Adds the bias, if that is all that the layer's forward adds, and it pays."""
-        conv = self._conv
-        if conv.concat and getattr(conv, "res", None) is None:
-            biased = add_bias(out, conv.bias)
-            if biased is not None:
-                self.bias = None
-                return biased
         return out
 
     def _attend(self, *operands: Any) -> tuple[Tensor, Tensor | None]:

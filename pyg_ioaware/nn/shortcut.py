@@ -18,7 +18,7 @@ from torch_geometric.nn import (
 
 from pyg_ioaware import support
 from pyg_ioaware.messages import aggregate_nodes
-from pyg_ioaware.nn.biased import add_bias, as_seen
+from pyg_ioaware.nn.biased import as_added, as_seen
 from pyg_ioaware.nn.forward import Forward, Function
 from pyg_ioaware.nn.sources import is_known
 
@@ -35,22 +35,22 @@ class _View:
         way (Shortcut): How it propagates.
     """
 
-    __slots__ = ("__dict__", "_conv", "_is_biased", "_way")
+    __slots__ = ("__dict__", "_bias", "_conv", "_way")
 
     def __init__(self, conv: Any, way: "Shortcut") -> None:
         put = object.__setattr__
         put(self, "__dict__", conv.__dict__)
         put(self, "_conv", conv)
         put(self, "_way", way)
-        put(self, "_is_biased", False)
+        put(self, "_bias", None)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._conv)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "bias" and self._is_biased:
-            return None
+        if name == "bias" and self._bias is not None:
+            return self._bias
         return as_seen(getattr(self._conv, name))  # parameters, modules and what the class has
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -66,11 +66,9 @@ class _View:
         out = self._way.aggregate(self._conv, *args, **kwargs)
         if out is None:
             return self._conv.propagate(*args, **kwargs)
-        biased = self._way.add_bias(self._conv, out)
-        if biased is None:
-            return out
-        object.__setattr__(self, "_is_biased", True)
-        return biased
+        if self._way.adds_bias:
+            object.__setattr__(self, "_bias", as_added(self._conv.bias, out))
+        return out
 
 
 class Shortcut(Forward):
@@ -82,7 +80,12 @@ class Shortcut(Forward):
         self._message = layer.message  # type: ignore[attr-defined]
         is_weighted = "edge_weight" in self._message.__code__.co_varnames
         self._operands = {"x", "edge_weight"} if is_weighted else {"x"}
-        self._adds_bias = layer is GCNConv
+        self._has_bias = layer is GCNConv
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether the layer has a bias of its own, which its forward does nothing with but add."""
+        return self._has_bias and is_known(self.stock)
 
     def __call__(self, conv: Any, stock: Function, *args: Any, **kwargs: Any) -> Any:
         """Runs a layer's forward on a view of the layer."""
@@ -106,12 +109,6 @@ class Shortcut(Forward):
             return None
         reduce, weight = support.REDUCTIONS[type(conv.aggr_module)], operands.get("edge_weight")
         return aggregate_nodes(conv, reduce, edges[0], operands["x"], weight, size)
-
-    def add_bias(self, conv: Any, out: Tensor) -> Tensor | None:
-        """Returns the sum with the layer's bias, if the forward only adds that, and it pays."""
-        if self._adds_bias and is_known(self.stock):
-            return add_bias(out, conv.bias)
-        return None
 
 
 SHORTCUTS = {layer: Shortcut(layer) for layer in (GCNConv, SAGEConv, GraphConv, GINConv)}

@@ -20,6 +20,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "GCNConv.message": ("c61c2e4226b0dcb4",),
     "GraphConv.message": ("c61c2e4226b0dcb4",),
     "SAGEConv.message": ("e016d29a71ddb14f",),
+    "Linear.forward": ("ecddd32d3a68c7d6",),
     "GINConv.message": ("e016d29a71ddb14f",),
 }
 

@@ -1,6 +1,5 @@
 """Biases of large outputs, whose gradients are sums over very many rows."""
 
-import math
 from typing import Any
 
 import torch
@@ -9,13 +8,17 @@ from torch.autograd import Function
 
 from pyg_ioaware import engines
 from pyg_ioaware.engines import KernelError
-from pyg_ioaware.ops.library import allocate, is_batched, primitive
+from pyg_ioaware.ops.library import allocate, is_plain, primitive
 
 MANY = 2**22
 """Numbers of an output from which on PyTorch's sum over rows takes long beside the rest."""
 
 
-@primitive("column_sums(Tensor x) -> Tensor", lambda x: x.new_empty(x.size(1), dtype=torch.double))
+@primitive(
+    "column_sums(Tensor x) -> Tensor",
+    lambda x: x.new_empty(x.size(1), dtype=torch.double),
+    ["CUDA"],
+)
 def _column_sums(x: Tensor) -> Tensor:
     out = allocate(x, x.size(1), dtype=torch.double)
     engine = engines.of(x.device)
@@ -33,7 +36,9 @@ def sums_columns(x: Tensor, size: int) -> bool:
         size (int): How many numbers there are in all.
     """
     engine = engines.of(x.device) if size >= MANY else None
-    return engine is not None and engine.sums_columns and x.dtype in engine.native_dtypes
+    if engine is None or not engine.sums_columns:
+        return False
+    return x.dtype in engine.native_dtypes and x.dtype not in engine.broken
 
 
 class _Biased(Function):
@@ -41,25 +46,24 @@ class _Biased(Function):
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, bias: Tensor) -> Tensor:
-        ctx.shape, ctx.dtype = bias.shape, bias.dtype
         ctx.mark_dirty(out)  # what is returned is no view, so it may be changed in place
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        return grad, _sums(grad, ctx.shape, ctx.dtype) if ctx.needs_input_grad[1] else None
+        return grad, _sums(grad) if ctx.needs_input_grad[1] else None
 
 
-def _sums(grad: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    flat = grad.reshape(-1, math.prod(shape))
+def _sums(grad: Tensor) -> Tensor:
     recorded = torch.is_grad_enabled() and grad.requires_grad
-    if grad.is_contiguous() and not recorded and not is_batched(grad):
+    is_dense = is_plain(grad) and grad.layout == torch.strided and grad.is_contiguous()
+    if is_dense and not recorded:
         try:
-            found: Tensor = _column_sums(flat)
-            return found.to(dtype).view(shape)
+            found: Tensor = _column_sums(grad)
+            return found.to(grad.dtype)
         except KernelError:  # a step that has begun is finished
             pass
-    return flat.sum(0).to(dtype).view(shape)
+    return grad.sum(0)
 
 
 def biased(out: Tensor, bias: Tensor) -> Tensor:
@@ -67,8 +71,8 @@ def biased(out: Tensor, bias: Tensor) -> Tensor:
 
     Args:
         out (torch.Tensor): The sum of something and the detached bias, of shape
-            :obj:`[N, *]`; a tensor that nobody else has.
-        bias (torch.Tensor): The bias, of as many numbers as a row has.
+            :obj:`[N, C]`; a tensor that nobody else has.
+        bias (torch.Tensor): The bias, of shape :obj:`[C]`, and of the same dtype.
 
     Returns:
         torch.Tensor: The same tensor. Its gradient reaches the bias as the sum over rows, taken

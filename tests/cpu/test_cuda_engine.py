@@ -13,7 +13,7 @@ from pyg_ioaware import engines, ops
 from pyg_ioaware.engines.cuda import CUDAEngine, choice, sources
 from pyg_ioaware.engines.cuda.launch import Kernel
 from pyg_ioaware.engines.cuda.plan import head_layout, layout, pace
-from pyg_ioaware.ops import reference
+from pyg_ioaware.ops import bias, reference
 from pyg_ioaware.testing import compare
 
 pytestmark = pytest.mark.skipif(not ON_CPU, reason="puts another engine in the CPU's place")
@@ -118,6 +118,18 @@ def test_a_step_is_finished_where_a_kernel_does_not_compile(
         text = log.read()
     assert "expected a ';'" in text
     assert "-DSCALAR=0" in text
+
+
+def test_the_gradient_of_a_bias_is_finished_where_a_kernel_does_not_compile(
+    broken: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bias, "MANY", 1)
+    x, leaf = features(9, 6), torch.zeros(6, requires_grad=True)
+    assert bias.sums_columns(x, x.numel())
+    bias.biased(x.clone(), leaf).square().sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * x.sum(0))
+    assert broken.loaded == [("column_sums", "column_sums")]
+    assert not bias.sums_columns(x, x.numel())
 
 
 @pytest.mark.parametrize("make", [lambda: GCNConv(4, 4), lambda: SAGEConv(4, 4, aggr="max")])

@@ -464,6 +464,7 @@ def _primitives() -> dict[str, Callable[[CSR, Tensor, Tensor], tuple[Any, ...]]]
         backward = {
             "reduce_gather": lambda csr, x, w: (*given(csr, x, w), x, *csr, csr.idx, w, 0),
             "reduce_weight": lambda csr, x, w: (*given(csr, x, w), x, *csr, w, 0),
+            "column_sums": lambda csr, x, w: (x,),
         }
     else:
         backward = {
@@ -480,7 +481,8 @@ def _primitives() -> dict[str, Callable[[CSR, Tensor, Tensor], tuple[Any, ...]]]
 def test_every_primitive_is_checked() -> None:
     names = torch._C._dispatch_get_all_op_names()
     own = {n.split("::")[1] for n in names if n.startswith("pyg_ioaware::")}
-    numba, cuda = {"reduce_backward", "reduce_backward_weight"}, {"reduce_gather", "reduce_weight"}
+    numba = {"reduce_backward", "reduce_backward_weight"}
+    cuda = {"reduce_gather", "reduce_weight", "column_sums"}
     other = cuda if BY_NUMBA else numba
     assert own == set(_primitives()) | set(PRIMITIVES) | other
 
