@@ -271,6 +271,13 @@ def test_edges_at_once(
     assert pace(kernel, plan, table, 100 * degree, 100) == expected
 
 
+def test_weights_have_a_pace_of_their_own() -> None:
+    table = torch.empty(0)
+    plan = layout(128, 128, table)
+    paces = [pace("spmm", plan, table, 200, 100, True, heads > 1) for heads in (1, 4)]
+    assert paces == [(2, 16), (4, 1)]
+
+
 def test_no_rows_have_a_pace() -> None:
     table = torch.empty(0)
     assert pace("spmm", layout(8, 8, table), table, 0, 0).batch > 0

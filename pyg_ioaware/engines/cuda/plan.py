@@ -197,7 +197,7 @@ def pace(
         with_features (bool, optional): Whether edges have features, or weights.
             (default: :obj:`False`)
         with_more (bool, optional): Whether weights are dropped, have gradients of their own, or
-            maxima are found again.
+            are those of several heads, or maxima are found again.
             (default: :obj:`False`)
     """
     length = (edges >= _SHORT * rows) + (edges >= _LONG * rows)
@@ -221,9 +221,9 @@ def _pace(
     narrow: bool,
 ) -> Pace:
     """The same; length is 0 where rows are short, 2 where they are long, else 1."""
-    short, long = length == 0, length == 2
-    if kernel == "spmm" and vectors == 1 and size <= 4 and not features:
-        return Pace(4, 16) if short else Pace(16 if long and size == 4 else 8, 8 if long else 12)
+    short = length == 0
+    if kernel == "spmm" and vectors == 1 and size <= 4 and not more:
+        return _SUMS[features, size][length]
     if kernel in ("spmm", "reduce"):
         return Pace(8 if vectors == 1 and not short and not features else 4, 1)
     if kernel == "reduce_gather":
@@ -244,8 +244,15 @@ def _pace(
     return Pace(batch, 4 if size <= 4 and not features else 1)
 
 
-# By the kernel and the bytes of a number, where rows are short, neither, and long: what is fastest
-# where a lane has one access of 16 bytes.
+# Where rows are short, neither, and long: what is fastest where a lane has one access of 16 bytes.
+# By whether edges have weights, and by the bytes of a number:
+_SUMS: dict[tuple[bool, int], tuple[Pace, Pace, Pace]] = {
+    (False, 4): (Pace(4, 16), Pace(8, 12), Pace(16, 8)),
+    (False, 2): (Pace(4, 16), Pace(8, 12), Pace(8, 8)),
+    (True, 4): (Pace(2, 16), Pace(4, 12), Pace(8, 8)),
+    (True, 2): (Pace(2, 16), Pace(4, 10), Pace(8, 8)),
+}
+# By the kernel, and the same:
 _ATTENTION = {
     ("gatv2", 4): ((4, 7), (4, 7), (8, 6)),
     ("gatv2", 2): ((4, 7), (4, 7), (4, 7)),

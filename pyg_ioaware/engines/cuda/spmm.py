@@ -55,7 +55,7 @@ def spmm(
         return
     plan = layout(width, width // heads, x, out)
     flags = {"WEIGHTED": weighted(weight), "SCALED": scale is not None}
-    speed = pace("spmm", plan, x, idx.numel(), rows, weight is not None)
+    speed = pace("spmm", plan, x, idx.numel(), rows, weight is not None, heads > 1)
     macros = specialise(types_of(x, rowptr), plan, speed, **flags)
     count = tiles.size(0)
     grid = plan.blocks(rows + count), plan.slices
