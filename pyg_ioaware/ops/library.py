@@ -53,7 +53,11 @@ def primitive(
             LIBRARY.impl(name, filled, device)
         torch.library.register_fake(f"pyg_ioaware::{name}", fake, lib=LIBRARY)
         op = getattr(torch.ops.pyg_ioaware, name).default
-        operands = itemgetter(*_operands(op._schema.arguments))
+        chosen = _operands(op._schema.arguments)
+        # Of one place `itemgetter` returns the operand, not a tuple of it.
+        operands = (
+            itemgetter(*chosen) if len(chosen) > 1 else itemgetter(slice(chosen[0], chosen[0] + 1))
+        )
 
         @functools.wraps(fn)
         def call(*args: Any) -> Any:

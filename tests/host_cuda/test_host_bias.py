@@ -26,7 +26,7 @@ from torch_geometric.nn import (
 import pyg_ioaware
 from pyg_ioaware.engines.cuda import CUDAEngine
 from pyg_ioaware.nn import IOAwareGCNConv
-from pyg_ioaware.ops import bias
+from pyg_ioaware.ops import bias, library
 from pyg_ioaware.testing import compare
 
 pytestmark = [
@@ -100,6 +100,14 @@ def test_every_order_gives_the_same_bits(engine: CUDAEngine) -> None:
     first = check_sums(300, 67, torch.float32)
     for engine.runtime.seed in range(1, 6):
         assert torch.equal(check_sums(300, 67, torch.float32), first)
+
+
+def test_an_only_operand_is_looked_at_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(library, "is_plain", lambda *values: not seen.append(values))
+    given = features(1000, 4)
+    bias._column_sums(given)
+    assert [[id(value) for value in values] for values in seen] == [[id(given)]]
 
 
 def test_derivatives() -> None:
