@@ -82,6 +82,12 @@ FAULTS = {
     ),
     "bytes_of_another_lane": Fault("common/signed_sums.cuh", "? 0x3715", "? 0x3751", "gatv2_words"),
     "signs_of_another_lane": Fault("common/signed_sums.cuh", "first & 4", "0", "gatv2_words"),
+    "signs_of_another_edge": Fault(
+        "common/signs.cuh", "? 0x3726 : 0x5140", "? 0x5140 : 0x3726", "gatv2_words"
+    ),
+    "signs_that_are_shifted_alike": Fault(
+        "common/signs.cuh", "kept << 4 * own | got << 4 * other", "kept | got << 4", "gatv2_words"
+    ),
     "mask_without_the_last_lane": Fault(
         "common/combine.cuh", "ALL_LANES 0xffffffffu", "ALL_LANES 0x7fffffffu", "transformer"
     ),
