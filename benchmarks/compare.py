@@ -16,14 +16,14 @@ from pathlib import Path
 from benchmarks import rows
 from benchmarks.rows import Row
 
-SAME = tuple(name for name in rows.KEY if name not in ("commit", "torch"))
-"""What rows of both files agree in."""
+SAME = tuple(name for name in rows.KEY if name not in ("commit", "torch", "threads"))
+"""What rows of both files agree in, and on a CPU the threads."""
 PART = 0.1
 
 
 def latest(found: list[Row]) -> dict[tuple[str, ...], Row]:
     """Returns the last row of each measurement, whatever its commit."""
-    return {tuple(row[name] for name in SAME): row for row in found}
+    return {(*(row[name] for name in SAME), rows.threads(row)): row for row in found}
 
 
 def changes(before: list[Row], after: list[Row], part: float = PART) -> Iterator[tuple[str, str]]:
@@ -40,9 +40,9 @@ def changes(before: list[Row], after: list[Row], part: float = PART) -> Iterator
         b = new.get(key)
         if b is None:
             continue
-        name = " ".join(a[column] for column in SAME if column not in ("machine", "threads"))
+        name = " ".join(a[column] for column in SAME if column != "machine")
         if a["status"] != b["status"]:
-            how = "worse" if a["status"] == "ok" else "better"
+            how = "better" if b["status"] == "ok" else "worse"
             yield how, f"{name}: {a['status']}, now {b['status']} {b['note']}".rstrip()
             continue
         if a["status"] != "ok":

@@ -23,18 +23,13 @@ NOT_PEERS = ("stock", "linears", "machine")
 Group = dict[str, Row]
 
 
-def _threads(row: Row) -> str:
-    """Returns the number of threads where it matters: on a CPU."""
-    return "" if row["device"] == "cuda" else row["threads"]
-
-
 def groups(found: Iterable[Row], *modes: str) -> dict[tuple[str, ...], Group]:
     """Returns, for each thing that was measured, the latest row of each provider."""
     grouped: dict[tuple[str, ...], Group] = {}
     for row in found:
         if not modes or row["mode"] in modes:
             names = ("graph", "case", "dtype", "mode", "l2")
-            key = (row["machine"], _threads(row), *(row[name] for name in names))
+            key = (row["machine"], rows.threads(row), *(row[name] for name in names))
             grouped.setdefault(key, {})[row["provider"]] = row
     return grouped
 
@@ -127,7 +122,7 @@ def _cell(row: Row | None) -> str:
 def _heading(row: Row, commits: str) -> Iterator[str]:
     names = {"cuda": "CUDA", "driver": "driver", "cupy": "CuPy", "numba": "Numba"}
     parts = [f"{text} {row[name]}" for name, text in names.items() if row[name]]
-    where = row["machine"] + (f", {_threads(row)} threads" if _threads(row) else "")
+    where = row["machine"] + (f", {rows.threads(row)} threads" if rows.threads(row) else "")
     made_by = [f"torch {row['torch']}", f"PyG {row['pyg']}", *parts]
     yield f"{where}; commit {commits}; {', '.join(made_by)}"
     yield ""

@@ -219,17 +219,23 @@ def _traffic(
         return Traffic(
             e * (mark + 8) + grads + src * row, e * mark + grads, mark, dst * (mark + row)
         )
-    score = 8 * heads
-    if base == "gatv2":
-        if not back:
-            return Traffic(e * (row + 4) + dst * (2 * row + score), e * row, row, src * row)
-        edge = row + 4 + score + width // 8
-        return Traffic(2 * e * edge + (2 * dst + src) * row, 2 * e * row, row, src * row)
+    is_gatv2, on_gpu = base == "gatv2", graph.edge_index.is_cuda
+    tables, signs = (1, width // 8) if is_gatv2 else (2, 0)
     if not back:
-        return Traffic(e * (2 * row + 4) + dst * (2 * row + score), 2 * e * row, row, 2 * src * row)
-    return Traffic(
-        e * (4 * row + 8 + 2 * score) + 2 * (dst + src) * row, 4 * e * row, row, 2 * src * row
-    )
+        numbers = e * (4 + (4 * heads + signs) * (on_gpu and mode == "forward"))
+        nodes = dst * (2 * row + 8 * heads)
+        return Traffic(
+            tables * e * row + numbers + nodes, tables * e * row, row, tables * src * row
+        )
+    if on_gpu:  # three passes, with numbers and signs of edges from one to the next
+        gathered = (1 if is_gatv2 else 3) * e * row
+        numbers = e * ((12 if is_gatv2 else 20) + 36 * heads + 2 * signs)
+        nodes = (2 * dst + (5 if is_gatv2 else 3) * src) * row
+        return Traffic(gathered + numbers + nodes, gathered, row, dst * row)
+    gathered = 2 * tables * e * row
+    numbers = 2 * e * (4 + 8 * heads + signs)
+    nodes = (2 * dst + tables * src) * row
+    return Traffic(gathered + numbers + nodes, gathered, row, tables * src * row)
 
 
 # Layers

@@ -176,8 +176,8 @@ def rate(row: Row) -> float:
 
 def reached(found: list[Row]) -> Iterator[tuple[Row, float, float]]:
     """Yields rows of operations, what each gathers per second, and the ceiling of its sizes."""
-    for machine in sorted({(row["machine"], row["threads"]) for row in found}):
-        here = [row for row in found if (row["machine"], row["threads"]) == machine]
+    for machine in sorted({(row["machine"], rows.threads(row)) for row in found}):
+        here = [row for row in found if (row["machine"], rows.threads(row)) == machine]
         ceiling = Ceiling(here)
         for row in here:
             known = row["status"] == "ok" and row["gathered"] not in ("", "0")

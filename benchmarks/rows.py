@@ -57,23 +57,23 @@ def read(path: Path) -> list[Row]:
     return rows
 
 
+def threads(row: Row) -> str:
+    """Returns the number of threads where it matters: on a CPU."""
+    return "" if row["device"] == "cuda" else row["threads"]
+
+
 class Table:
     r"""A file that rows are appended to, one by one, so that what is measured is never lost.
 
     Args:
         path (Path, optional): The file; without one, rows are kept in memory only.
-        retry (bool, optional): If set, rows that are not of status :obj:`"ok"` are dropped.
-            (default: :obj:`False`)
     """
 
-    def __init__(self, path: Path | None, retry: bool = False) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path, self.rows = path, []
         if path is not None and path.exists():
             self._mend(path)
             self.rows = read(path)
-            if retry:
-                self.rows = [row for row in self.rows if row["status"] == "ok"]
-                self._write(self.rows, "w")
         elif path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write([], "w")
@@ -97,6 +97,18 @@ class Table:
             if how == "w":
                 writer.writeheader()
             writer.writerows(rows)
+
+    def failed(self, row: Mapping[str, Any]) -> bool:
+        """Tells whether there is a row of the same key that is not of status :obj:`"ok"`."""
+        found = [other for other in self.rows if key(other) == key(row)]
+        return any(other["status"] != "ok" for other in found)
+
+    def forget(self, dropped: Iterable[Mapping[str, Any]]) -> None:
+        """Drops the rows of some keys, whatever they hold."""
+        gone = {key(row) for row in dropped}
+        self.rows = [row for row in self.rows if key(row) not in gone]
+        self._keys -= gone
+        self._write(self.rows, "w")
 
     def __contains__(self, row: Mapping[str, Any]) -> bool:
         return key(row) in self._keys

@@ -196,16 +196,18 @@ def main(argv: list[str] | None = None) -> int:
     if args.device == "cuda" and not (torch.cuda.is_available() or args.list):
         raise SystemExit("no CUDA device was found")
     origin = rows.environment(args.device, args.commit)
-    table = rows.Table(args.out, args.retry)
+    table = rows.Table(args.out)
     if args.out is None:
         print("no --out: rows are only shown", file=sys.stderr)
     for name, provider in PROVIDERS.items():
         if reason := provider.absent(args.device):
             print(f"not measured: {name}: {reason}", file=sys.stderr)
-    due = []
+    due, again = [], []
     for work in plan(args):
-        left = {w for w in work.wanted if work.key(*w) | origin not in table}
-        if left:
+        keys = {w: work.key(*w) | origin for w in work.wanted}
+        retried = {w for w in keys if args.retry and table.failed(keys[w])}
+        again += [keys[w] for w in retried]
+        if left := retried | {w for w in keys if keys[w] not in table}:
             due.append(replace(work, wanted=left))
     total = sum(len(work.wanted) for work in due)
     if args.list:
@@ -213,6 +215,8 @@ def main(argv: list[str] | None = None) -> int:
             for key in sorted(work.wanted):
                 print(*work.key(*key).values())
         return 0
+    if again:
+        table.forget(again)
     began, counts, failed, lost = time.monotonic(), Counter[str](), False, ""
     cached: tuple[Any, Graph] = (None, SMALL)
     with tqdm(total=total, unit="row", disable=None) as bar:

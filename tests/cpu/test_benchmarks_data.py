@@ -7,7 +7,7 @@ import torch
 from graphs import ON_CPU
 from torch_geometric.utils import coalesce, is_undirected
 
-from benchmarks import compare, graphs, measure, plot, roofline, rows, timing
+from benchmarks import compare, graphs, measure, plot, roofline, rows, run, timing
 
 ROOT = Path(__file__).parents[2]
 WARM = "warm"
@@ -70,14 +70,35 @@ def test_table_goes_on_after_a_kill(tmp_path, cut):
         assert path.read_bytes().startswith(whole)
 
 
-def test_retry_drops_what_was_not_ok(tmp_path):
+def test_what_failed_is_forgotten_by_its_key(tmp_path):
     path = tmp_path / "t.csv"
     table = rows.Table(path)
     table.add(row(status="error"))
     table.add(row(graph="h"))
-    assert row() in rows.Table(path)
-    assert row() not in rows.Table(path, retry=True)
-    assert [r["graph"] for r in rows.read(path)] == ["h"]
+    table.add(row(graph="i", status="error"))
+    assert table.failed(row())
+    assert not table.failed(row(graph="h"))
+    table.forget([row()])
+    assert row() not in table
+    assert [r["graph"] for r in rows.read(path)] == ["h", "i"]
+
+
+def test_a_retry_leaves_rows_alone_that_are_not_asked_for(tmp_path):
+    path = tmp_path / "t.csv"
+    table = rows.Table(path)
+    table.add(row(graph="elsewhere", status="error"))
+    before = path.read_bytes()
+    given = ["--device", "cpu", "--names", "power_law:20:60", "--cases", "spmm-8", "--retry"]
+    assert run.main([*given, "--out", str(path), "--list"]) == 0
+    assert run.main([*given, "--out", str(path), "--filter", "no such row"]) == 0
+    assert path.read_bytes() == before
+
+
+def test_threads_of_the_host_matter_on_a_cpu_alone():
+    assert rows.threads(row(device="cuda", threads="16")) == ""
+    assert rows.threads(row(device="cpu", threads="2")) == "2"
+    before, after = ([row(device="cuda", threads=n)] for n in ("16", "32"))
+    assert compare.latest(before).keys() == compare.latest(after).keys()
 
 
 def test_read_refuses_doubles_and_other_columns(tmp_path):
