@@ -90,7 +90,7 @@ CPU = (
     Study((), ("structure",), files=CPU_FILES[1:]),
 )
 LIKE = ("arxiv-like", "tolokers-like", "road-like", "products4-like")
-PEERS = ("stock", "ours", "torch CSR", "Anemoi", "cudnn.gnn")
+PEERS = ("stock", "ours", "torch CSR", "Anemoi", "cudnn.gnn", "turbo_gnn", "dgl")
 CUDA = (
     Study((NONE,), MACHINE),
     Study(("power_law:2000:10000",), FOUR, modes=("host", STEP), without=FORMS, files=TINY),
