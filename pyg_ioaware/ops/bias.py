@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 from pyg_ioaware import engines
 from pyg_ioaware.engines import KernelError
-from pyg_ioaware.ops.library import allocate, is_plain, primitive
+from pyg_ioaware.ops.library import allocate, is_plain, launch_on, primitive
 
 MANY = 2**22
 """Numbers of an output from which on PyTorch's sum over rows takes long beside the rest."""
@@ -21,10 +21,7 @@ MANY = 2**22
 )
 def _column_sums(x: Tensor) -> Tensor:
     out = allocate(x, x.size(1), dtype=torch.double)
-    engine = engines.of(x.device)
-    if engine is None:
-        raise NotImplementedError(f"no engine for device '{x.device}'")
-    engine.run("column_sums", None, out, x)
+    launch_on(x.device, "column_sums", None, out, x)
     return out
 
 

@@ -110,9 +110,14 @@ def is_plain(*values: Any) -> bool:
 
 def launch(kernel: str, csr: CSR, *args: Any) -> None:
     """Runs a kernel on the engine of the structure's device."""
-    engine = engines.of(csr.rowptr.device)
+    launch_on(csr.rowptr.device, kernel, csr, *args)
+
+
+def launch_on(device: torch.device, kernel: str, csr: CSR | None, *args: Any) -> None:
+    """Runs a kernel on the engine of a device; one that takes no edges gets no structure."""
+    engine = engines.of(device)
     if engine is None:
-        raise NotImplementedError(f"no engine for device '{csr.rowptr.device}'")
+        raise NotImplementedError(f"no engine for device '{device}'")
     engine.run(kernel, csr, *args)
 
 

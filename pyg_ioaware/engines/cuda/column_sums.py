@@ -1,6 +1,5 @@
 """Sums over rows on CUDA: see kernels/column_sums.cu."""
 
-import torch
 from torch import Tensor
 
 from pyg_ioaware.engines.cuda.launch import Kernel, Runtime, specialise, types_of
@@ -24,6 +23,6 @@ def column_sums(runtime: Runtime, csr: None, out: Tensor, x: Tensor) -> None:
         out.zero_()
         return
     slots = out.new_empty(blocks, width)
-    macros = specialise(types_of(x, torch.empty(0, dtype=torch.int32)), plan, _PACE)
+    macros = specialise(types_of(x), plan, _PACE)
     _SUMS(runtime, macros, (blocks, plan.slices), THREADS, x, slots, rows, width)
     sum_slots(slots, out)

@@ -166,9 +166,9 @@ def specialise(types: Macros, *plans: Any, **flags: int) -> Macros:
     return *types, *planned, *((name, int(flag)) for name, flag in flags.items())
 
 
-def types_of(x: Tensor, index: Tensor) -> Macros:
+def types_of(x: Tensor, index: Tensor | None = None) -> Macros:
     """Returns the part of a specialisation that the operands' dtypes choose."""
-    return _types(x.dtype, index.dtype)
+    return _types(x.dtype, torch.int32 if index is None else index.dtype)
 
 
 def types_with(mark: Tensor | None, x: Tensor, index: Tensor) -> Macros:
